@@ -25,7 +25,7 @@ pub(super) struct Agenda {
     /// at.
     pub(super) unshown: BTreeSet<String>,
     /// True if anything shown may have changed.
-    pub(super) news: bool,
+    pub(super) view_changed: bool,
 }
 
 /// A question to the store about a node.
@@ -54,7 +54,7 @@ impl Agenda {
     pub(super) fn look_again_at(&mut self, name: &str) {
         self.dirty.insert(name.to_owned());
         self.unshown.insert(name.to_owned());
-        self.news = true;
+        self.view_changed = true;
     }
 
     /// Adds an entry to the journal of a node; with a level, logs it too.

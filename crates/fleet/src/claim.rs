@@ -27,7 +27,7 @@ use model::ownership::{Maker, Ownership};
 use super::agenda::Awaits;
 use super::entry::Claim;
 use super::look::Look;
-use super::{Effect, InStore, Level, Purpose};
+use super::{Effect, EventInStore, Level, Purpose};
 use crate::session::{Failure, Note, foreign_session};
 
 /// Nodes that no other gpuwarden speaks for: sessions on them that the store does not know are
@@ -80,7 +80,7 @@ impl Look<'_> {
                 now,
             )
         {
-            return Claim::Anothers;
+            return Claim::Foreign;
         }
         let entry = &mut *self.entry;
         let found = std::mem::take(&mut entry.claim.found);
@@ -102,10 +102,12 @@ impl Look<'_> {
             }
             match found.get(id) {
                 None => asked.push(id.clone()),
-                Some(InStore::Current) => known.push(id.clone()),
+                Some(EventInStore::Current) => known.push(id.clone()),
                 // A record is added once, even if several parts of it are listed.
-                Some(InStore::History(record)) => drop(history.insert(&record.id, record.as_ref())),
-                Some(InStore::Nothing) => unknown.push(event.clone()),
+                Some(EventInStore::History(record)) => {
+                    history.insert(&record.id, record.as_ref());
+                }
+                Some(EventInStore::Missing) => unknown.push(event.clone()),
             }
         }
         if !asked.is_empty() {
@@ -119,7 +121,7 @@ impl Look<'_> {
         if unknown.len() == own.events.len()
             && !self.state.settings.owns.adopts(name, own.mark.by.as_ref())
         {
-            return Claim::Anothers;
+            return Claim::Foreign;
         }
         // The faults listed on a node that waits to be given back are over.
         if unknown.is_empty() && history.is_empty() || own.mark.back_at.is_some() {
@@ -158,7 +160,7 @@ impl Look<'_> {
     }
 
     /// Handles the store's answer about events that a node lists.
-    pub(super) fn found(&mut self, found: Option<BTreeMap<String, InStore>>) {
+    pub(super) fn found(&mut self, found: Option<BTreeMap<String, EventInStore>>) {
         let entry = &mut *self.entry;
         entry.claim.awaits = None;
         match found {
@@ -176,7 +178,7 @@ impl Look<'_> {
     pub(super) fn keep_claim(&mut self, own: Option<&Ownership>, claim: Claim) {
         let own = match claim {
             Claim::Ours => None,
-            Claim::Anothers => own,
+            Claim::Foreign => own,
             Claim::Later => return,
         };
         let ours =
@@ -187,7 +189,7 @@ impl Look<'_> {
         // Also without a new question: the answer may have come from the fault book meanwhile.
         entry.claim.unanswered = false;
         entry.claim.on_our_node = ours && by_node;
-        if entry.claim.anothers == session {
+        if entry.claim.foreign == session {
             return;
         }
         let mut text = match &session {
@@ -200,8 +202,8 @@ impl Look<'_> {
         if entry.claim.on_our_node {
             text = format!("{text}; {}", foreign_session::ON_OUR_NODE);
         }
-        let id = session.clone().or(entry.claim.anothers.take());
-        entry.claim.anothers = session;
+        let id = session.clone().or(entry.claim.foreign.take());
+        entry.claim.foreign = session;
         let note = Note::new(EntryKind::Session, text);
         let now = self.state.now;
         (self.agenda).note(now, self.name, id.as_deref(), note, Some(Level::Info));

@@ -10,7 +10,7 @@ use model::ownership::Ownership;
 use model::position::Position;
 use policy::assess::{Dismissal, FaultRuling};
 
-use super::InStore;
+use super::EventInStore;
 use super::agenda::Awaits;
 use super::remembered::{Judged, Told};
 use super::stage::Stages;
@@ -86,9 +86,9 @@ pub(super) struct ClaimState {
     /// True if the store did not answer the last question; it is retried.
     pub(super) unanswered: bool,
     /// Answers of the store about events on the node, for the next look.
-    pub(super) found: BTreeMap<String, InStore>,
+    pub(super) found: BTreeMap<String, EventInStore>,
     /// Id of the session of another gpuwarden on the node; empty where it cannot be read.
-    pub(super) anothers: Option<String>,
+    pub(super) foreign: Option<String>,
     /// True if that gpuwarden runs for the node that this process runs on.
     pub(super) on_our_node: bool,
 }
@@ -110,7 +110,7 @@ pub(super) enum Claim {
     /// The node carries no session, or ours: decide about it.
     Ours,
     /// The node carries another gpuwarden's session: leave it alone.
-    Anothers,
+    Foreign,
     /// Not known yet: the answer of the store, or a change of the feed or the node, triggers
     /// another look.
     Later,
@@ -220,7 +220,7 @@ impl NodeEntry {
 
     /// Returns up to when the faults of the node are dismissed by a person.
     pub(super) fn dismissal(&self, fleet: &FleetState) -> Option<Dismissal> {
-        let dropped_at = fleet.switched.dropped_at;
+        let dropped_at = fleet.switches.dropped_at;
         dismissal(self.observed.as_ref()?, dropped_at, &self.session.times)
     }
 

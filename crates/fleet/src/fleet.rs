@@ -35,14 +35,14 @@ use crate::look::Look;
 use crate::remediation::RemediationConfig;
 use crate::session::{Note, Phase, Session};
 use crate::state::FleetState;
-use crate::waiting::{BrakeState, Switched};
+use crate::waiting::{BrakeState, SwitchState};
 use crate::{Effect, Owns};
 
 mod checkpoint;
 mod show;
 mod situation;
 
-pub use checkpoint::{Kept, Unsaved};
+pub use checkpoint::{SavedState, Unsaved};
 pub use situation::Situation;
 
 /// Settings of a fleet, fixed while a process runs.
@@ -106,7 +106,7 @@ impl Fleet {
                 settings,
                 policy,
                 devices: Devices::default(),
-                switched: Switched::default(),
+                switches: SwitchState::default(),
                 begun: Timestamp::UNIX_EPOCH,
                 now,
             },
@@ -155,10 +155,10 @@ impl Fleet {
     }
 
     /// Handles an input. [`Self::decide`] returns the effects that follow.
-    pub fn take(&mut self, input: FleetInput, now: Timestamp) {
+    pub fn handle(&mut self, input: FleetInput, now: Timestamp) {
         self.set_time(now);
         match input {
-            FleetInput::CaughtUp => (self.state.caught_up, self.agenda.news) = (true, true),
+            FleetInput::CaughtUp => (self.state.caught_up, self.agenda.view_changed) = (true, true),
             FleetInput::Reread(reading) => {
                 let node = reading.node().to_owned();
                 self.state.book.take_missed(*reading);
@@ -166,10 +166,10 @@ impl Fleet {
                 self.look_again_at(&node);
             }
             FleetInput::Policy(policy) => self.policy_changed(policy),
-            FleetInput::Switched(switched) => self.switch(*switched),
+            FleetInput::Switches(switches) => self.switch(*switches),
             FleetInput::ListBegun => self.list_begun(),
-            FleetInput::Seen(view) => self.seen(view),
-            FleetInput::Gone(name) => self.gone(&name),
+            FleetInput::NodeObserved(view) => self.seen(view),
+            FleetInput::NodeGone(name) => self.gone(&name),
             FleetInput::Listed => self.list_complete(),
             FleetInput::AnswersLost => self.answers_lost(),
             FleetInput::Devices(input) => self.take_devices(input),
@@ -181,14 +181,14 @@ impl Fleet {
                 let result = result.map(|after| self.state.devices.rule_answered(&rule, after));
                 self.on(&node, |look| look.rule_answered(&rule, result));
             }
-            FleetInput::Pods { node, news } => {
-                self.on(&node, |look| look.take_pods(news));
+            FleetInput::Pods { node, update } => {
+                self.on(&node, |look| look.take_pods(update));
             }
             FleetInput::PodAnswered { node, uid, answer } => {
                 self.on(&node, |look| look.removal_answered(&uid, answer));
             }
-            FleetInput::Resource { node, name, news } => {
-                self.on(&node, |look| look.take_resource(&name, news));
+            FleetInput::Resource { node, name, update } => {
+                self.on(&node, |look| look.take_resource(&name, update));
             }
             FleetInput::ResourceCreated { node, key, answer } => {
                 self.on(&node, |look| look.resource_made(&key, answer));
@@ -223,7 +223,7 @@ impl Fleet {
             self.brake.pause_ends = None;
             self.look_again_at_all();
             self.brake.mark_stale();
-            self.agenda.news = true;
+            self.agenda.view_changed = true;
         }
         self.look();
         std::mem::take(&mut self.agenda.effects)
@@ -289,8 +289,8 @@ impl Fleet {
     }
 
     /// Returns whether anything shown may have changed since the last call.
-    pub fn take_news(&mut self) -> bool {
-        std::mem::take(&mut self.agenda.news)
+    pub fn take_view_changed(&mut self) -> bool {
+        std::mem::take(&mut self.agenda.view_changed)
     }
 
     /// Sets the time. If the clock was put back, all waits end.
@@ -317,7 +317,7 @@ impl Fleet {
         }
         self.brake.doubt_ends = doubt;
         self.brake.clock_put_back(now);
-        self.brake.pause_ends = self.state.switched.pause_ends(now);
+        self.brake.pause_ends = self.state.switches.pause_ends(now);
         self.brake.mark_stale();
         let names: Vec<String> = self.nodes.keys().cloned().collect();
         for name in names {
@@ -384,7 +384,7 @@ impl Fleet {
         self.state.listed = true;
         self.warn_of_nodes();
         self.look_again_at_all();
-        self.agenda.news = true;
+        self.agenda.view_changed = true;
     }
 
     /// Warns, after a list, if the own node is missing, or too many nodes act for themselves.
@@ -458,13 +458,13 @@ impl Fleet {
     }
 
     /// Sets the switches that people have set in the cluster.
-    fn switch(&mut self, switched: Switched) {
-        let before = std::mem::replace(&mut self.state.switched, switched);
-        if before == self.state.switched {
+    fn switch(&mut self, switches: SwitchState) {
+        let before = std::mem::replace(&mut self.state.switches, switches);
+        if before == self.state.switches {
             return;
         }
-        let now = &self.state.switched;
-        let repairs = |one: &Switched| one.pause.as_ref().filter(|pause| pause.repairs).cloned();
+        let now = &self.state.switches;
+        let repairs = |one: &SwitchState| one.pause.as_ref().filter(|pause| pause.repairs).cloned();
         if now.dropped_at != before.dropped_at
             || now.unread != before.unread
             || repairs(now) != repairs(&before)
@@ -472,9 +472,9 @@ impl Fleet {
             // Which faults count has changed, or whether remediation is paused.
             self.look_again_at_all();
         }
-        self.brake.pause_ends = self.state.switched.pause_ends(self.state.now);
+        self.brake.pause_ends = self.state.switches.pause_ends(self.state.now);
         self.brake.mark_stale();
-        self.agenda.news = true;
+        self.agenda.view_changed = true;
     }
 
     /// Sets the policy, and marks all nodes for another look.
@@ -482,7 +482,7 @@ impl Fleet {
         let before = std::mem::replace(&mut self.state.policy, policy.clone());
         self.look_again_at_all();
         self.brake.mark_stale();
-        self.agenda.news = true;
+        self.agenda.view_changed = true;
         let (Some(policy), Some(_)) = (policy, before) else {
             return; // The first policy changes nothing.
         };
@@ -559,7 +559,7 @@ impl Fleet {
         let plan = self.brake.ask(&self.nodes, &self.state);
         if plan.trip {
             // The breaker holds from now on, even before it is written to the cluster.
-            self.state.switched.breaker.get_or_insert(Hold::Tripped);
+            self.state.switches.breaker.get_or_insert(Hold::Tripped);
             self.agenda.effects.push(Effect::Trip);
         }
         let stop = self.state.stop();
@@ -582,7 +582,7 @@ impl Fleet {
             }
         }
         self.brake.plan = plan;
-        self.agenda.news = true;
+        self.agenda.view_changed = true;
     }
 
     /// Returns the look at a node; `None` for a node without an entry.

@@ -16,7 +16,7 @@ use model::position::Position;
 use policy::Policy;
 use serde_json::Value;
 
-use super::{DeviceInput, PlannedRule, Switched};
+use super::{DeviceInput, PlannedRule, SwitchState};
 use crate::drain::{DrainMode, PodView};
 use crate::session::{Failure, Patch};
 use crate::status::StatusUpdate;
@@ -31,13 +31,13 @@ pub enum FleetInput {
     /// The policy in force; `None` while none has been loaded.
     Policy(Option<Arc<Policy>>),
     /// The switches that people have set in the cluster.
-    Switched(Box<Switched>),
+    Switches(Box<SwitchState>),
     /// A list of the nodes begins.
     ListBegun,
     /// A node was observed, in the list or by the watch.
-    Seen(Arc<NodeView>),
+    NodeObserved(Arc<NodeView>),
     /// The cluster no longer has the node of this name.
-    Gone(String),
+    NodeGone(String),
     /// The list of the nodes is complete: a node that was not part of it is gone.
     Listed,
     /// The answer to an [`Effect::PatchNode`].
@@ -63,7 +63,7 @@ pub enum FleetInput {
         /// Name of the node.
         node: String,
         /// Change that was observed.
-        news: PodNews,
+        update: PodUpdate,
     },
     /// The answer to an [`Effect::RemovePod`] or an [`Effect::RequestCheckpoint`].
     PodAnswered {
@@ -81,7 +81,7 @@ pub enum FleetInput {
         /// Name of the resource.
         name: String,
         /// Change that was observed.
-        news: ResourceNews,
+        update: ResourceUpdate,
     },
     /// The answer to an [`Effect::CreateResource`].
     ResourceCreated {
@@ -99,7 +99,7 @@ pub enum FleetInput {
         /// Name of the node.
         node: String,
         /// State of each event in the store, by id; `None` where the store does not answer.
-        found: Option<BTreeMap<String, InStore>>,
+        found: Option<BTreeMap<String, EventInStore>>,
     },
     /// The answer to an [`Effect::Append`].
     EventsAppended {
@@ -131,13 +131,13 @@ pub enum PatchAnswer {
 
 /// State in the store of an event that a node lists.
 #[derive(Clone, Debug)]
-pub enum InStore {
+pub enum EventInStore {
     /// The event counts as current.
     Current,
     /// The event dates from before another store was acted on.
     History(Box<Record>),
     /// The store does not have the event.
-    Nothing,
+    Missing,
 }
 
 /// Purpose of events that are appended.
@@ -205,7 +205,7 @@ pub enum Effect {
         begun: bool,
     },
     /// A remediation attempt has ended, or events recommend an action that is not configured.
-    Remediation(RemediationNews),
+    Remediation(RemediationResult),
     /// Look events up in the store. Asks for a [`FleetInput::EventsFound`].
     LookUp {
         /// Name of the node that lists them.
@@ -303,7 +303,7 @@ pub struct PlannedResource {
 
 /// A change of a watched custom resource.
 #[derive(Clone, Debug)]
-pub enum ResourceNews {
+pub enum ResourceUpdate {
     /// The resource exists, in this state.
     There(Box<Value>),
     /// The resource does not exist.
@@ -330,7 +330,7 @@ pub enum CreateAnswer {
 
 /// Result of a remediation, for metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RemediationNews {
+pub enum RemediationResult {
     /// An attempt has ended.
     Ended {
         /// Name of the node.
@@ -351,11 +351,11 @@ pub enum RemediationNews {
 
 /// A change of the pods of a node, or of their watch.
 #[derive(Clone, Debug)]
-pub enum PodNews {
+pub enum PodUpdate {
     /// A list of the pods begins.
     ListBegun,
     /// A pod was observed.
-    Seen(Box<PodView>),
+    Observed(Box<PodView>),
     /// The pod of this name (`NAMESPACE/NAME`) is gone, or has left the node.
     Gone(String),
     /// The list is complete: a pod that was not part of it is gone.

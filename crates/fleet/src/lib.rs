@@ -40,12 +40,12 @@ mod world;
 
 pub use claim::Owns;
 pub use devices::{DeviceInput, DeviceWatch, PlannedRule};
-pub use fleet::{Fleet, Kept, Settings, Situation, Unsaved};
+pub use fleet::{Fleet, SavedState, Settings, Situation, Unsaved};
 pub use io::{
-    CreateAnswer, Effect, EventReason, FleetInput, InStore, Level, PatchAnswer, Planned,
-    PlannedCheckpoint, PlannedRemoval, PlannedResource, PodNews, Purpose, RemediationNews,
-    RemovalAnswer, ResourceNews, RuleSetOutcome,
+    CreateAnswer, Effect, EventInStore, EventReason, FleetInput, Level, PatchAnswer, Planned,
+    PlannedCheckpoint, PlannedRemoval, PlannedResource, PodUpdate, Purpose, RemediationResult,
+    RemovalAnswer, ResourceUpdate, RuleSetOutcome,
 };
-pub use news::LIST_TAKES;
+pub use news::LIST_DELAY;
 pub use stage::drain::custom::DRAIN_ACTION;
-pub use waiting::Switched;
+pub use waiting::SwitchState;

@@ -95,11 +95,11 @@ impl Look<'_> {
         self.keep_claim(own, claim);
         if claim != Claim::Ours {
             self.brake.forget(self.name);
-            if claim == Claim::Anothers {
+            if claim == Claim::Foreign {
                 self.begin();
                 self.forget_reports();
             }
-            self.agenda.news = true;
+            self.agenda.view_changed = true;
             return;
         }
         self.begin();
@@ -174,7 +174,7 @@ impl Look<'_> {
         }
         self.act(Some(observed), desired);
         self.set_wake();
-        self.agenda.news = true;
+        self.agenda.view_changed = true;
     }
 
     /// Steps the session of a waiting node: the brake lets it go, or holds it back.
@@ -394,7 +394,7 @@ impl Look<'_> {
             self.agenda
                 .note(self.state.now, self.name, None, note, None);
         }
-        self.agenda.news = true;
+        self.agenda.view_changed = true;
     }
 
     /// Emits the status updates of the node's events.

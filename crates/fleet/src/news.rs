@@ -10,13 +10,13 @@ use model::position::Position;
 
 use super::agenda::Awaits;
 use super::look::Look;
-use super::{CreateAnswer, Effect, Level, PatchAnswer, PodNews, RemovalAnswer, ResourceNews};
+use super::{CreateAnswer, Effect, Level, PatchAnswer, PodUpdate, RemovalAnswer, ResourceUpdate};
 use crate::brake::DOUBT;
 use crate::session::{Failure, Note};
 
 /// Longest delay of a view that is part of a list: one page takes up to 30 s, and may wait in
 /// the watch's queue.
-pub const LIST_TAKES: SignedDuration = SignedDuration::from_secs(60);
+pub const LIST_DELAY: SignedDuration = SignedDuration::from_secs(60);
 
 // === impl Look ===
 
@@ -81,9 +81,9 @@ impl Look<'_> {
     }
 
     /// Handles a change of the node's pods.
-    pub(super) fn take_pods(&mut self, news: PodNews) {
+    pub(super) fn take_pods(&mut self, update: PodUpdate) {
         let now = self.state.now;
-        if self.entry.stages.drain.take_pods(news, now) {
+        if self.entry.stages.drain.take_pods(update, now) {
             self.again();
         }
     }
@@ -96,10 +96,10 @@ impl Look<'_> {
     }
 
     /// Handles a change of the custom resource of the node's drain or remediation.
-    pub(super) fn take_resource(&mut self, resource: &str, news: ResourceNews) {
+    pub(super) fn take_resource(&mut self, resource: &str, update: ResourceUpdate) {
         let is_ours = self.in_stages(|stages, facts, asks| {
-            let of_drain = stages.drain.custom.take(facts, resource, &news, asks);
-            of_drain || stages.remediation.take(resource, news)
+            let of_drain = stages.drain.custom.take(facts, resource, &update, asks);
+            of_drain || stages.remediation.take(resource, update)
         });
         if is_ours {
             self.again();
@@ -151,7 +151,7 @@ impl Look<'_> {
         let now = self.state.now;
         if self.entry.knows_newer(&view) {
             let patched_at = self.entry.patch.answered_at;
-            let patched_before = |began| patched_at.is_none_or(|at| at + LIST_TAKES < began);
+            let patched_before = |began| patched_at.is_none_or(|at| at + LIST_DELAY < began);
             if !listing.is_some_and(patched_before) {
                 return false;
             }

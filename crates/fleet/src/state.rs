@@ -11,7 +11,7 @@ use policy::Policy;
 use policy::assess::{Desired, assess};
 
 use super::devices::{DeviceWatch, Devices};
-use super::{Owns, Settings, Switched};
+use super::{Owns, Settings, SwitchState};
 use crate::brake::Hold;
 use crate::remediation::validation::ValidationConfig;
 
@@ -24,7 +24,7 @@ pub(super) struct FleetState {
     pub(super) book: FaultBook,
     pub(super) devices: Devices,
     /// Switches that people have set in the cluster.
-    pub(super) switched: Switched,
+    pub(super) switches: SwitchState,
     /// Time when the store was created; see `Ownership::kept_by_another`.
     pub(super) begun: Timestamp,
     pub(super) now: Timestamp,
@@ -37,7 +37,7 @@ pub(super) struct FleetState {
 impl FleetState {
     /// Returns the hold on all new quarantines.
     pub(super) fn stop(&self) -> Option<Hold> {
-        self.switched.stop(self.settings.brake, self.now)
+        self.switches.stop(self.settings.brake, self.now)
     }
 
     /// Returns what the faults of a node ask for if nothing else is known of it; nothing without

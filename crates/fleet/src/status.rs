@@ -27,7 +27,7 @@ use crate::session::Observed;
 
 pub mod eviction;
 
-use eviction::{Eviction, EvictionWord};
+use eviction::{Eviction, EvictionStatus};
 
 /// Most events of a node that wait for their status; the oldest goes without one then. One page
 /// of the feed has as many.
@@ -101,11 +101,11 @@ pub enum StatusUpdate {
 }
 
 /// Statuses of events by id, each with the time of its decision.
-pub type Words = BTreeMap<String, (String, Option<Timestamp>)>;
+pub type EventStatuses = BTreeMap<String, (String, Option<Timestamp>)>;
 
 /// A status for the record of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct EventStatus {
     /// Id of the event.
     pub id: String,
     /// Status of the event.
@@ -433,7 +433,7 @@ impl StatusUpdate {
 
     /// Returns the update for the drain of a session that has ended, given its last progress.
     fn end_of_drain(node: &str, drain: Option<Eviction>, at: Timestamp) -> Option<Self> {
-        let done = drain.is_some_and(|drain| EvictionWord::is_final(drain.word.name()));
+        let done = drain.is_some_and(|drain| EvictionStatus::is_final(drain.status.name()));
         (!done).then(|| Self::Drain {
             node: node.to_owned(),
             eviction: Eviction::cancelled(),
@@ -471,7 +471,7 @@ impl StatusUpdate {
     }
 
     /// Returns the statuses that this update adds to the `known` ones.
-    pub fn words(&self, known: &Words) -> Vec<Said> {
+    pub fn words(&self, known: &EventStatuses) -> Vec<EventStatus> {
         match self {
             Self::Event {
                 id,
@@ -485,7 +485,7 @@ impl StatusUpdate {
                     let cancelled = word == NodeQuarantined::Cancelled.name();
                     !(cancelled && since.as_ref().is_none_or(later))
                 });
-                let word = (!keeps).then(|| Said {
+                let word = (!keeps).then(|| EventStatus {
                     id: id.clone(),
                     word: *word,
                     at: *at,
@@ -506,7 +506,7 @@ impl StatusUpdate {
                 counted.retain(|one| !known.contains_key(&one.id));
                 let word =
                     |one: &Report| NodeQuarantined::of_report(last.as_ref() == Some(&one.id));
-                let words = counted.into_iter().map(|one| Said {
+                let words = counted.into_iter().map(|one| EventStatus {
                     id: one.id.clone(),
                     word: word(one),
                     at: *at,

@@ -34,7 +34,7 @@ impl VetoState {
             Ok(None) => (None, None, false),
             Err(why) => (None, Some(why), true),
         };
-        let unread = fleet.switched.unread.as_deref();
+        let unread = fleet.switches.unread.as_deref();
         let unread = unread.filter(|_| observed.own.is_some());
         // The journal says nothing about a pause that cannot be read.
         self.holds = veto.or_else(|| unread.map(Veto::while_unread));
@@ -75,7 +75,7 @@ impl VetoState {
 
 /// Returns the veto on all nodes: a pause of remediation.
 fn of_all(fleet: &FleetState) -> Option<Veto> {
-    let pause = fleet.switched.pause.as_ref();
+    let pause = fleet.switches.pause.as_ref();
     let pause = pause.filter(|pause| pause.repairs && pause.holds(fleet.now));
     pause.map(Veto::from)
 }

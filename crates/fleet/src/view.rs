@@ -218,7 +218,7 @@ pub struct SessionView {
     pub uncordon_releases: bool,
     /// The other gpuwarden that owns the session; absent for our own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub another: Option<AnotherView>,
+    pub another: Option<ForeignGpuwardenView>,
     /// Progress of the drain, as in the records of the node's events; absent if only single
     /// devices are out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -228,7 +228,7 @@ pub struct SessionView {
 /// Another gpuwarden that has quarantined a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AnotherView {
+pub struct ForeignGpuwardenView {
     /// Description of it, for people.
     pub who: String,
     /// Command that removes its changes from the node, for use if it is gone for good.

@@ -20,7 +20,7 @@ const LIMITS_SHOWN: usize = 50;
 
 /// Pause and circuit breaker that people have set in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Switched {
+pub struct SwitchState {
     /// The pause, if there is one.
     pub pause: Option<Pause>,
     /// Reason why the pause cannot be read; `None` once it is read.
@@ -54,7 +54,7 @@ pub(super) struct BrakeState {
 
 // === impl Switched ===
 
-impl Switched {
+impl SwitchState {
     /// Returns the hold on all new quarantines. The circuit breaker counts only if `brake` is
     /// true.
     pub fn stop(&self, brake: bool, now: Timestamp) -> Option<Hold> {
@@ -156,7 +156,7 @@ impl BrakeState {
             gpu_label: &fleet.settings.gpu_label,
             members,
             recent: &self.recent,
-            reset_at: fleet.switched.reset_at,
+            reset_at: fleet.switches.reset_at,
             stop: fleet.stop(),
             candidates,
             now,
@@ -173,7 +173,7 @@ impl BrakeState {
                 fleet.settings.gpu_label
             ));
         }
-        let paused = match fleet.switched.stop(false, fleet.now) {
+        let paused = match fleet.switches.stop(false, fleet.now) {
             Some(Hold::Paused(pause)) => Some(pause.to_string()),
             _ => None,
         };

@@ -20,9 +20,9 @@ use policy::assess::Desired;
 use serde_json::{Value, json};
 
 use super::{
-    DeviceInput, DeviceWatch, Effect, EventReason, Fleet, FleetInput, InStore, Kept, Owns,
-    PatchAnswer, Planned, PlannedCheckpoint, PlannedRemoval, PlannedResource, PlannedRule, PodNews,
-    Purpose, ResourceNews, Settings,
+    DeviceInput, DeviceWatch, Effect, EventInStore, EventReason, Fleet, FleetInput, Owns,
+    PatchAnswer, Planned, PlannedCheckpoint, PlannedRemoval, PlannedResource, PlannedRule,
+    PodUpdate, Purpose, ResourceUpdate, SavedState, Settings,
 };
 use crate::brake::NodeLabel;
 use crate::drain::PodView;
@@ -140,11 +140,11 @@ impl World {
     }
 
     /// Returns what the controller would save of `n1` now, as read back.
-    pub(crate) fn kept(&self) -> Kept {
+    pub(crate) fn kept(&self) -> SavedState {
         let saved = serde_json::to_string(&self.fleet.sessions_to_keep("n1")).unwrap();
         let sessions: Vec<Session> = serde_json::from_str(&saved).unwrap();
         let saved = serde_json::to_string(self.fleet.book()).unwrap();
-        Kept {
+        SavedState {
             book: serde_json::from_str(&saved).unwrap(),
             reports: (self.fleet.reports("n1"))
                 .map(|waiting| ("n1".to_owned(), waiting))
@@ -158,7 +158,7 @@ impl World {
     }
 
     /// Restarts the controller, from state saved at some time and the events since then.
-    pub(crate) fn restart_from(&mut self, kept: Option<Kept>) {
+    pub(crate) fn restart_from(&mut self, kept: Option<SavedState>) {
         let policy = Some(Arc::clone(&self.policy));
         self.watched.clear();
         self.watches_pods = false;
@@ -171,28 +171,28 @@ impl World {
         for record in self.stored.iter().filter(|record| record.seq > applied) {
             self.fleet.record(record, self.now);
         }
-        self.take(FleetInput::CaughtUp);
+        self.handle(FleetInput::CaughtUp);
         self.list();
     }
 
-    pub(crate) fn take(&mut self, input: FleetInput) {
-        self.fleet.take(input, self.now);
+    pub(crate) fn handle(&mut self, input: FleetInput) {
+        self.fleet.handle(input, self.now);
     }
 
     /// Delivers a list of all nodes.
     pub(crate) fn list(&mut self) {
-        self.take(FleetInput::ListBegun);
+        self.handle(FleetInput::ListBegun);
         let names: Vec<String> = self.nodes.keys().cloned().collect();
         for name in names {
             self.see(&name);
         }
-        self.take(FleetInput::Listed);
+        self.handle(FleetInput::Listed);
     }
 
     /// Delivers the current state of a node.
     pub(crate) fn see(&mut self, name: &str) {
         let view = self.view(name);
-        self.take(FleetInput::Seen(view));
+        self.handle(FleetInput::NodeObserved(view));
     }
 
     /// Returns the node as the API server has it: tests change fields of the node only.
@@ -223,7 +223,7 @@ impl World {
 
     pub(crate) fn set_policy(&mut self, policy: &Policy) {
         self.policy = Arc::new(policy.clone());
-        self.take(FleetInput::Policy(Some(Arc::clone(&self.policy))));
+        self.handle(FleetInput::Policy(Some(Arc::clone(&self.policy))));
     }
 
     pub(crate) fn session(&self) -> &Session {
@@ -335,7 +335,7 @@ impl World {
                 Fate::Refused => PatchAnswer::Refused { retry_after: None },
             };
             let node = "n1".to_owned();
-            self.take(FleetInput::NodePatched { node, answer });
+            self.handle(FleetInput::NodePatched { node, answer });
         }
         looked
     }
@@ -389,7 +389,7 @@ impl World {
                         asked = true;
                         let found = ids.into_iter().map(|id| (id.clone(), self.in_store(&id)));
                         let found = Some(found.collect());
-                        self.take(FleetInput::EventsFound { node, found });
+                        self.handle(FleetInput::EventsFound { node, found });
                     }
                     Effect::Append {
                         node,
@@ -402,7 +402,7 @@ impl World {
                             self.store(event, created_at);
                         }
                         let result = Ok(Some(Position::from(self.stored.len() as u64)));
-                        self.take(FleetInput::EventsAppended { node, result });
+                        self.handle(FleetInput::EventsAppended { node, result });
                     }
                     _ => {}
                 }
@@ -439,48 +439,48 @@ impl World {
             Err(Failure::Conflict)
         };
         let node = node.clone();
-        self.take(FleetInput::RuleChanged { node, rule, result });
+        self.handle(FleetInput::RuleChanged { node, rule, result });
     }
 
     /// Delivers the current state of the watched custom resources.
     pub(crate) fn tell_of_resource(&mut self) {
         for name in self.watched.clone() {
-            let news = match self.resources.get(&name) {
-                Some(object) => ResourceNews::There(Box::new(object.clone())),
-                None => ResourceNews::Absent,
+            let update = match self.resources.get(&name) {
+                Some(object) => ResourceUpdate::There(Box::new(object.clone())),
+                None => ResourceUpdate::Absent,
             };
             let node = "n1".to_owned();
-            self.take(FleetInput::Resource { node, name, news });
+            self.handle(FleetInput::Resource { node, name, update });
         }
     }
 
     /// Delivers a list of the pods of `n1`.
     pub(crate) fn list_pods(&mut self) {
-        self.tell(PodNews::ListBegun);
+        self.tell(PodUpdate::ListBegun);
         for pod in self.pods.clone().into_values() {
-            self.tell(PodNews::Seen(Box::new(pod)));
+            self.tell(PodUpdate::Observed(Box::new(pod)));
         }
-        self.tell(PodNews::Listed);
+        self.tell(PodUpdate::Listed);
     }
 
     /// Delivers a change of the pods of `n1`.
-    pub(crate) fn tell(&mut self, news: PodNews) {
+    pub(crate) fn tell(&mut self, update: PodUpdate) {
         let node = "n1".to_owned();
-        self.take(FleetInput::Pods { node, news });
+        self.handle(FleetInput::Pods { node, update });
     }
 
     /// Delivers all rules, and a slice with the GPUs of `n1`.
     pub(crate) fn see_devices(&mut self, gpus: u8) {
         let slice = slice("n1", gpus);
-        self.take(FleetInput::Devices(DeviceInput::Slice(
+        self.handle(FleetInput::Devices(DeviceInput::Slice(
             "s".into(),
             Some(slice),
         )));
         for (name, rule) in self.rules.clone() {
             let rule = DeviceInput::Rule(name, Some(Box::new(rule)));
-            self.take(FleetInput::Devices(rule));
+            self.handle(FleetInput::Devices(rule));
         }
-        self.take(FleetInput::Devices(DeviceInput::Watch(DeviceWatch::Known)));
+        self.handle(FleetInput::Devices(DeviceInput::Watch(DeviceWatch::Known)));
     }
 
     /// Returns the rules, as `device taint`.
@@ -493,11 +493,11 @@ impl World {
         tainted
     }
 
-    fn in_store(&self, id: &str) -> InStore {
+    fn in_store(&self, id: &str) -> EventInStore {
         if self.stored.iter().any(|record| record.id == id) {
-            InStore::Current
+            EventInStore::Current
         } else {
-            InStore::Nothing
+            EventInStore::Missing
         }
     }
 

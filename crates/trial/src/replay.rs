@@ -15,7 +15,7 @@ use std::sync::Arc;
 use contract::keys;
 use fleet::brake::{Candidate, Hold, NodeLabel};
 use fleet::session::{Intent, Marks, Phase, without_ours};
-use fleet::{Effect, Fleet, FleetInput, InStore, Owns, PatchAnswer, Planned, Settings};
+use fleet::{Effect, EventInStore, Fleet, FleetInput, Owns, PatchAnswer, Planned, Settings};
 use jiff::{SignedDuration, Timestamp};
 use model::event::Record;
 use model::fault::Change;
@@ -167,14 +167,14 @@ impl Replay {
             window: None,
         };
         let mut fleet = Fleet::new(settings, Some(limited(&policy, nothing)), begins);
-        fleet.take(FleetInput::CaughtUp, begins);
-        fleet.take(FleetInput::ListBegun, begins);
+        fleet.handle(FleetInput::CaughtUp, begins);
+        fleet.handle(FleetInput::ListBegun, begins);
         let listed = nodes.is_some();
         for node in nodes.into_iter().flatten() {
             let view = Arc::new(without_ours(&node, &Marks::of(&policy)));
-            fleet.take(FleetInput::Seen(view), begins);
+            fleet.handle(FleetInput::NodeObserved(view), begins);
         }
-        fleet.take(FleetInput::Listed, begins);
+        fleet.handle(FleetInput::Listed, begins);
         Self {
             policy,
             fleet,
@@ -206,7 +206,7 @@ impl Replay {
         let window = window.filter(|_| listed);
         let policy = limited(&self.policy, Brake { budgets, window });
         let now = self.now.unwrap_or(Timestamp::UNIX_EPOCH);
-        self.fleet.take(FleetInput::Policy(Some(policy)), now);
+        self.fleet.handle(FleetInput::Policy(Some(policy)), now);
         self
     }
 
@@ -242,7 +242,7 @@ impl Replay {
                 return Vec::new();
             }
             let view = Arc::new(NodeView::unknown(&name));
-            self.fleet.take(FleetInput::Seen(view), now);
+            self.fleet.handle(FleetInput::NodeObserved(view), now);
         }
         let because: Vec<String> = changes.iter().filter_map(change_text).collect();
         if let Some(waiting) = self.waiting.get_mut(&name) {
@@ -271,7 +271,10 @@ impl Replay {
                     }
                     // All events of a replay have been recorded.
                     Effect::LookUp { node, ids } => {
-                        let found = ids.into_iter().map(|id| (id, InStore::Current)).collect();
+                        let found = ids
+                            .into_iter()
+                            .map(|id| (id, EventInStore::Current))
+                            .collect();
                         let found = Some(found);
                         answers.push(FleetInput::EventsFound { node, found });
                     }
@@ -287,14 +290,14 @@ impl Replay {
                 break;
             }
             for answer in answers {
-                self.fleet.take(answer, now);
+                self.fleet.handle(answer, now);
             }
         }
         for node in touched {
             // A node without faults or session is created again when an event names it.
             let is_faulty = !self.fleet.book().faults(&node).is_empty();
             if !self.listed && !is_faulty && !self.out.contains_key(&node) {
-                self.fleet.take(FleetInput::Gone(node), now);
+                self.fleet.handle(FleetInput::NodeGone(node), now);
                 self.fleet.decide(now);
             }
         }

@@ -143,7 +143,7 @@ fn out_of_service(situation: &Situation<'_>) -> String {
 fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[Check]) -> String {
     let node = situation.node;
     let own = situation.observed.and_then(|node| node.own.as_deref());
-    if let (Some(own), true) = (own, situation.anothers) {
+    if let (Some(own), true) = (own, situation.foreign) {
         let (who, since) = (foreign_session::who(own, node), foreign_session::since(own));
         return format!("{node} is quarantined by another gpuwarden{since}: {who}");
     }
@@ -267,7 +267,7 @@ fn mode_check(acting: Mode) -> Check {
 }
 
 fn foreign_check(situation: &Situation<'_>) -> Option<Check> {
-    if !situation.anothers {
+    if !situation.foreign {
         return None;
     }
     let text = "the node carries the session of another gpuwarden";

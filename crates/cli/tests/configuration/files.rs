@@ -180,7 +180,7 @@ fn circuit_breaker(text: &str) -> (String, Vec<String>) {
     let state = match switch.state {
         BreakerState::Closed => "closed".to_owned(),
         BreakerState::Tripped => "tripped".to_owned(),
-        BreakerState::Odd(word) => word,
+        BreakerState::Other(word) => word,
     };
     let dropped = if switch.drop_asked {
         ", and what has accumulated is to be dropped"

@@ -1,6 +1,6 @@
 use contract::{Entity, ProcessingStrategy, RecommendedAction};
 use fleet::session::Phase;
-use fleet::view::{AnotherView, FaultView, NodeState, SessionView};
+use fleet::view::{FaultView, ForeignGpuwardenView, NodeState, SessionView};
 use model::journal::EntryKind;
 use model::reporter::{Process, Reporter};
 
@@ -374,7 +374,7 @@ fn another_gpuwardens_session_is_ended_by_its_command_not_by_an_uncordon() {
     let mut status = status(Vec::new(), Some(Phase::Quarantined));
     let session = status.session.as_mut().unwrap();
     session.awaits = "the gpuwarden on n1 itself, to give it back".into();
-    session.another = Some(AnotherView {
+    session.another = Some(ForeignGpuwardenView {
         who: "the gpuwarden on n1 itself".into(),
         end: "kubectl annotate node n1 gpuwarden.dev/session-".into(),
     });

@@ -42,7 +42,7 @@ pub enum BreakerState {
     /// All new quarantines are held back until a person closes it.
     Tripped,
     /// Any other word. Quarantines are held back, since a person had a reason to write it.
-    Odd(String),
+    Other(String),
 }
 
 /// A change of the `ConfigMap`, conditional on what was read.
@@ -68,7 +68,7 @@ impl Switch {
         } else if status.eq_ignore_ascii_case(keys::BREAKER_TRIPPED) {
             BreakerState::Tripped
         } else {
-            BreakerState::Odd(status.to_owned())
+            BreakerState::Other(status.to_owned())
         };
         Self {
             exists: true,
@@ -170,7 +170,7 @@ impl BreakerState {
         match self {
             Self::Closed => keys::BREAKER_CLOSED,
             Self::Tripped => keys::BREAKER_TRIPPED,
-            Self::Odd(word) => word,
+            Self::Other(word) => word,
         }
     }
 }
@@ -197,7 +197,7 @@ mod tests {
             ("", BreakerState::Closed),
             ("TRIPPED", BreakerState::Tripped),
             ("Tripped", BreakerState::Tripped),
-            ("OPEN", BreakerState::Odd("OPEN".into())),
+            ("OPEN", BreakerState::Other("OPEN".into())),
         ] {
             assert_eq!(switch(word, "").state, state, "{word:?}");
         }

@@ -11,7 +11,7 @@ use crate::status::SavedReports;
 
 /// State that an earlier process has saved.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct SavedState {
     /// Fault book with the open faults.
     pub book: FaultBook,
     /// Events that wait for the status of their record, by node.
@@ -45,7 +45,7 @@ impl Fleet {
 
     /// Restores the state that an earlier process has saved. A fleet that writes nothing has no
     /// sessions of its own.
-    pub fn restore(&mut self, mut kept: Kept, now: Timestamp) {
+    pub fn restore(&mut self, mut kept: SavedState, now: Timestamp) {
         self.set_time(now);
         self.state.book = kept.book;
         self.state.begun = kept.begun;

@@ -15,7 +15,7 @@ use crate::entry::NodeEntry;
 use crate::look::unknown_policy;
 use crate::session::{Observed, Phase, foreign_session};
 use crate::state::FleetState;
-use crate::view::{AnotherView, BrakeView, FaultView, NodeState, NodeStatus, SessionView};
+use crate::view::{BrakeView, FaultView, ForeignGpuwardenView, NodeState, NodeStatus, SessionView};
 
 /// A node to be shown.
 #[derive(Clone, Copy)]
@@ -111,10 +111,10 @@ impl Shown<'_> {
             entry,
             state: fleet,
         } = self;
-        let anothers = entry.anothers();
+        let foreign = entry.foreign();
         // A gpuwarden that only observes still shows the session that an earlier run left on the
         // node.
-        let not_ours = anothers.is_some() || !fleet.settings.mode.decides();
+        let not_ours = foreign.is_some() || !fleet.settings.mode.decides();
         let session = match entry.ownership().filter(|_| not_ours) {
             Some(own) => Some((Phase::Quarantined, Some(&own.session_id))),
             None => (entry.session.phase != Phase::Idle)
@@ -138,7 +138,7 @@ impl Shown<'_> {
             |fault: &Fault| dismissal.is_some_and(|dismissal| fault.dismissed(dismissal.up_to));
         // A node that the cluster does not have cannot be on its way out of service.
         let state = NodeState::of(&open, phase.filter(|_| in_cluster != Some(false)));
-        let own = entry.ownership().filter(|_| anothers.is_none());
+        let own = entry.ownership().filter(|_| foreign.is_none());
         let only_devices = || own.is_some_and(|own| !own.takes_node_out());
         Some(NodeStatus {
             name: name.to_owned(),
@@ -153,18 +153,18 @@ impl Shown<'_> {
             session: session.map(|(phase, id)| SessionView {
                 id: id.cloned().unwrap_or_default(),
                 phase,
-                since: (anothers.as_ref())
+                since: (foreign.as_ref())
                     .and_then(|(own, _)| own.since)
                     .unwrap_or(entry.session.since),
                 failures: entry.session.failures,
-                awaits: self.awaits(anothers.as_ref().map(|(_, another)| another)),
+                awaits: self.awaits(foreign.as_ref().map(|(_, another)| another)),
                 cordoned: (entry.observed.as_ref())
                     .and_then(|observed| observed.own.as_ref())
                     .is_some_and(|own| own.cordoned),
                 uncordon_releases: entry.machines(fleet).is_none(),
-                another: anothers.as_ref().map(|(_, another)| another.clone()),
+                another: foreign.as_ref().map(|(_, another)| another.clone()),
                 drain: (entry.stages.drain.eviction().cloned())
-                    .filter(|_| anothers.is_none() && entry.ownership().is_some()),
+                    .filter(|_| foreign.is_none() && entry.ownership().is_some()),
             }),
             in_cluster,
             unschedulable: entry.view.as_ref().map(|view| view.unschedulable),
@@ -192,7 +192,7 @@ impl Shown<'_> {
     }
 
     /// Returns what the session on the node awaits, for people.
-    pub(super) fn awaits(self, another: Option<&AnotherView>) -> String {
+    pub(super) fn awaits(self, another: Option<&ForeignGpuwardenView>) -> String {
         let Self {
             name,
             entry,
@@ -258,8 +258,8 @@ impl Shown<'_> {
             Some(false) => notes.push("the cluster has no node of this name".to_owned()),
             _ => {}
         }
-        let anothers = entry.anothers();
-        if let Some((own, another)) = &anothers {
+        let foreign = entry.foreign();
+        if let Some((own, another)) = &foreign {
             notes.push(format!(
                 "quarantined by another gpuwarden{}: {}; it is left alone, and counts as out of \
                  service",
@@ -291,7 +291,7 @@ impl Shown<'_> {
         if mode == Mode::Observe && faults.iter().any(|fault| fault.event.is_fatal) {
             notes.push("observing only: nothing is done about it; --quarantine acts".to_owned());
         }
-        if mode == Mode::DryRun && in_session && anothers.is_none() {
+        if mode == Mode::DryRun && in_session && foreign.is_none() {
             notes.push("dry run: nothing is written in the cluster".to_owned());
         }
         match entry.session.failures {
@@ -328,10 +328,10 @@ impl Shown<'_> {
 
 impl NodeEntry {
     /// Returns the session of another gpuwarden that the node carries.
-    fn anothers(&self) -> Option<(&Ownership, AnotherView)> {
-        self.claim.anothers.as_ref()?;
+    fn foreign(&self) -> Option<(&Ownership, ForeignGpuwardenView)> {
+        self.claim.foreign.as_ref()?;
         let (observed, own) = (self.observed.as_ref()?, self.ownership()?);
-        let shown = AnotherView {
+        let shown = ForeignGpuwardenView {
             who: foreign_session::who(own, &observed.view.name),
             end: foreign_session::end_by_hand(own, &observed.view),
         };

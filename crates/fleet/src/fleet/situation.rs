@@ -32,7 +32,7 @@ pub struct Situation<'a> {
     /// Session of the node.
     pub session: Cow<'a, Session>,
     /// True if the node carries the session of another gpuwarden.
-    pub anothers: bool,
+    pub foreign: bool,
     /// True if that gpuwarden runs for the node that this process runs on.
     pub on_our_node: bool,
     /// Devices of the node that can be tainted individually.
@@ -63,13 +63,13 @@ impl Fleet {
                 || Cow::Owned(Session::idle(now)),
                 |entry| Cow::Borrowed(&entry.session),
             ),
-            anothers: entry.is_some_and(|entry| entry.claim.anothers.is_some()),
+            foreign: entry.is_some_and(|entry| entry.claim.foreign.is_some()),
             on_our_node: entry.is_some_and(|entry| entry.claim.on_our_node),
             devices: self.state.devices_of(node),
             awaits: (self.shown(node)).map_or_else(String::new, |shown| shown.awaits(None)),
             store_unanswered: entry.is_some_and(|entry| entry.claim.unanswered),
             hold: entry.and_then(|entry| entry.hold.as_ref()),
-            dropped_at: self.state.switched.dropped_at,
+            dropped_at: self.state.switches.dropped_at,
         }
     }
 

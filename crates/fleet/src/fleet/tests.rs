@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::session::{Intent, Phase};
 use crate::world::{World, event, settings};
-use crate::{InStore, LIST_TAKES, PatchAnswer, Purpose};
+use crate::{EventInStore, LIST_DELAY, PatchAnswer, Purpose};
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
@@ -29,7 +29,7 @@ fn acting(owns: Owns) -> World {
 fn faulty() -> World {
     let mut world = acting(Owns::All);
     world.report_of("n1", false);
-    world.take(FleetInput::CaughtUp);
+    world.handle(FleetInput::CaughtUp);
     list(&mut world, &[object("n1", 1)]);
     world
 }
@@ -39,11 +39,11 @@ fn start() -> Timestamp {
 }
 
 fn list(world: &mut World, objects: &[Value]) {
-    world.take(FleetInput::ListBegun);
+    world.handle(FleetInput::ListBegun);
     for object in objects {
-        world.take(seen(object));
+        world.handle(seen(object));
     }
-    world.take(FleetInput::Listed);
+    world.handle(FleetInput::Listed);
 }
 
 /// Decides, and returns all effects without answering any.
@@ -57,7 +57,7 @@ fn object(name: &str, version: u32) -> Value {
 }
 
 fn seen(object: &Value) -> FleetInput {
-    FleetInput::Seen(Arc::new(NodeView::from_object(object.clone()).unwrap()))
+    FleetInput::NodeObserved(Arc::new(NodeView::from_object(object.clone()).unwrap()))
 }
 
 /// Returns the input for a node object created at `created`, of a machine.
@@ -83,7 +83,7 @@ fn a_node_that_comes_by_the_name_of_another_has_never_come_back() {
 #[test]
 fn a_clock_that_is_put_back_makes_no_window_longer() {
     let mut world = faulty();
-    let kept = Kept {
+    let kept = SavedState {
         book: FaultBook::default(),
         reports: BTreeMap::new(),
         recently_out: [("n2".to_owned(), start())].into(),
@@ -93,7 +93,7 @@ fn a_clock_that_is_put_back_makes_no_window_longer() {
     };
     world.fleet.restore(kept, start());
     world.now = start() - DAY;
-    world.take(FleetInput::CaughtUp);
+    world.handle(FleetInput::CaughtUp);
     assert_eq!(world.fleet.recently_out()["n2"], world.now);
 }
 
@@ -115,7 +115,7 @@ fn what_waits_for_an_answer_is_not_looked_at_again_and_again() {
 fn a_store_that_does_not_answer_holds_up_the_nodes_that_it_was_asked_about_and_no_other() {
     let mut world = acting(Owns::All);
     world.report_of("n2", false);
-    world.take(FleetInput::CaughtUp);
+    world.handle(FleetInput::CaughtUp);
     let mut quarantined = object("n1", 1);
     let listed = json!([{"id": "0123456789abcdef01234567", "agent": "a", "checkName": "c", "isFatal": true}]);
     quarantined["metadata"]["annotations"] =
@@ -139,19 +139,19 @@ fn a_store_that_does_not_answer_holds_up_the_nodes_that_it_was_asked_about_and_n
     labelled["metadata"]["annotations"] = json!({
         keys::QUARANTINE_HEALTH_EVENT: listed.to_string(), "another": "one",
     });
-    world.take(seen(&labelled));
+    world.handle(seen(&labelled));
     assert_eq!(asked(&all_effects(&mut world)), 0);
     // The question is repeated after a while without an answer.
     let (node, found) = ("n1".to_owned(), None);
-    world.take(FleetInput::EventsFound { node, found });
+    world.handle(FleetInput::EventsFound { node, found });
     assert_eq!(asked(&all_effects(&mut world)), 0);
     world.now = world.fleet.wake_at().unwrap();
     assert_eq!(asked(&all_effects(&mut world)), 1);
     // Events that the node lists and the store does not have are taken over before anything is
     // decided.
-    let found = BTreeMap::from([("0123456789abcdef01234567".to_owned(), InStore::Nothing)]);
+    let found = BTreeMap::from([("0123456789abcdef01234567".to_owned(), EventInStore::Missing)]);
     let (node, found) = ("n1".to_owned(), Some(found));
-    world.take(FleetInput::EventsFound { node, found });
+    world.handle(FleetInput::EventsFound { node, found });
     let patches = world.decide().patches;
     assert!(
         patches
@@ -170,29 +170,29 @@ fn another_machine_under_the_name_does_not_inherit_the_faults() {
         node: "n1".to_owned(),
         answer: PatchAnswer::Conflict,
     };
-    world.take(of_machine(
+    world.handle(of_machine(
         "1",
         "old",
         start() - SignedDuration::from_secs(1),
     ));
     assert_eq!(world.decide().patches.len(), 1);
-    world.take(conflict());
-    world.take(FleetInput::Gone("n1".to_owned()));
+    world.handle(conflict());
+    world.handle(FleetInput::NodeGone("n1".to_owned()));
     assert!(world.decide().patches.is_empty());
     assert_eq!(world.faults(), 1);
     // The old machine joins again.
-    world.take(of_machine("2", "old", later));
+    world.handle(of_machine("2", "old", later));
     world.now += SignedDuration::from_secs(1);
     assert_eq!((world.decide().patches.len(), world.faults()), (1, 1));
     assert_eq!(
         world.fleet.session("n1").unwrap().phase,
         Phase::Quarantining
     );
-    world.take(conflict());
-    world.take(FleetInput::Gone("n1".to_owned()));
+    world.handle(conflict());
+    world.handle(FleetInput::NodeGone("n1".to_owned()));
     assert!(world.decide().patches.is_empty());
     // Another machine joins.
-    world.take(of_machine("3", "new", later));
+    world.handle(of_machine("3", "new", later));
     assert!(
         world.decide().patches.is_empty(),
         "nothing is decided by faults of the old one"
@@ -206,7 +206,7 @@ fn the_old_faults_of_a_node_that_is_long_gone_are_dropped() {
     let mut world = faulty();
     // The faults are old enough, but the node is gone for a moment only.
     world.now = start() + DAY * 31;
-    world.take(FleetInput::Gone("n1".to_owned()));
+    world.handle(FleetInput::NodeGone("n1".to_owned()));
     world.decide();
     assert_eq!(world.faults(), 1);
     assert_eq!(world.fleet.wake_at(), Some(world.now + DAY));
@@ -221,7 +221,7 @@ fn the_old_faults_of_a_node_that_is_long_gone_are_dropped() {
     ));
     // A store that does not append is asked again.
     let (node, result) = ("n1".to_owned(), Err(()));
-    world.take(FleetInput::EventsAppended { node, result });
+    world.handle(FleetInput::EventsAppended { node, result });
     let again = world.fleet.wake_at().unwrap();
     assert!(again > world.now && all_effects(&mut world).is_empty());
     world.now = again;
@@ -235,9 +235,9 @@ fn what_another_store_keeps_is_left_alone_whatever_is_known() {
 
     let hour = SignedDuration::from_hours(1);
     for (owns, store, begun, expected) in [
-        ("n1", "other", start() - hour, Claim::Anothers),
+        ("n1", "other", start() - hour, Claim::Foreign),
         ("n1", "other", start() + hour, Claim::Ours),
-        ("n2", "other", start() + hour, Claim::Anothers),
+        ("n2", "other", start() + hour, Claim::Foreign),
         ("n1", "ours", start() - hour, Claim::Ours),
     ] {
         let mut world = acting(Owns::Node(owns.to_owned()));
@@ -257,10 +257,10 @@ fn what_another_store_keeps_is_left_alone_whatever_is_known() {
         assert_eq!(claim, expected, "{owns} {store}");
         look.keep_claim(own.as_ref(), claim);
         let entry = &world.fleet.nodes["n1"];
-        assert_eq!(entry.claim.anothers.is_some(), claim == Claim::Anothers);
+        assert_eq!(entry.claim.foreign.is_some(), claim == Claim::Foreign);
         assert_eq!(
             entry.claim.on_our_node,
-            entry.claim.anothers.is_some() && owns == "n1"
+            entry.claim.foreign.is_some() && owns == "n1"
         );
     }
 }
@@ -269,7 +269,7 @@ fn what_another_store_keeps_is_left_alone_whatever_is_known() {
 fn of_a_node_that_the_cluster_lacks_no_events_are_kept_for_their_status() {
     let mut world = faulty();
     assert!(world.fleet.reports("n1").is_some());
-    world.take(FleetInput::Gone("n1".to_owned()));
+    world.handle(FleetInput::NodeGone("n1".to_owned()));
     world.decide();
     assert!(world.fleet.reports("n1").is_none());
     assert_eq!(world.faults(), 1);
@@ -281,7 +281,7 @@ fn a_session_that_begins_in_the_future_counts_from_when_it_was_seen() {
     let session = json!({"id": "s", "since": Timestamp::MAX.to_string()});
     let mut out = object("n1", 2);
     out["metadata"]["annotations"] = json!({keys::SESSION: session.to_string()});
-    world.take(seen(&out));
+    world.handle(seen(&out));
     all_effects(&mut world);
     assert_eq!(world.fleet.nodes["n1"].out_since(), Some(start()));
 }
@@ -295,8 +295,8 @@ fn a_list_may_go_back_but_not_behind_our_own_patch() {
         view.resource_version.clone()
     };
     let applied = |version| seen(&object("n1", version));
-    world.take(applied(1_000));
-    world.take(applied(5));
+    world.handle(applied(1_000));
+    world.handle(applied(5));
     assert_eq!(known(&world), "1000", "late, and not from a list");
     world.fleet.entry("n1").patch.answered_at = Some(world.now);
     for (inputs, expected) in [
@@ -308,10 +308,10 @@ fn a_list_may_go_back_but_not_behind_our_own_patch() {
         ([applied(6), applied(8), applied(5)], "8"),
     ] {
         for input in inputs {
-            world.take(input);
+            world.handle(input);
         }
         assert_eq!(known(&world), expected);
-        world.now += LIST_TAKES + SignedDuration::from_secs(1);
+        world.now += LIST_DELAY + SignedDuration::from_secs(1);
     }
 }
 
@@ -321,7 +321,7 @@ fn a_clock_that_is_put_back_ends_all_waits() {
     // The answer to the first try is lost.
     assert_eq!(world.decide().patches.len(), 1);
     let (node, answer) = ("n1".to_owned(), PatchAnswer::Unknown);
-    world.take(FleetInput::NodePatched { node, answer });
+    world.handle(FleetInput::NodePatched { node, answer });
     assert_eq!(world.fleet.brake.doubt_ends, Some(start() + DOUBT));
     assert!(world.decide().patches.is_empty(), "it waits");
 
@@ -342,15 +342,15 @@ fn what_waits_for_the_store_is_not_let_go_by_the_brake() {
         ..settings()
     };
     let mut world = World::with(settings, &Policy::builtin(), []);
-    world.take(FleetInput::CaughtUp);
+    world.handle(FleetInput::CaughtUp);
     list(&mut world, &[object("n1", 1)]);
     let breaker = |breaker| {
-        FleetInput::Switched(Box::new(Switched {
+        FleetInput::Switches(Box::new(SwitchState {
             breaker,
-            ..Switched::default()
+            ..SwitchState::default()
         }))
     };
-    world.take(breaker(Some(Hold::Tripped)));
+    world.handle(breaker(Some(Hold::Tripped)));
     world.report_of("n1", false);
     all_effects(&mut world);
     assert!(world.fleet.hold("n1").is_some());
@@ -358,7 +358,7 @@ fn what_waits_for_the_store_is_not_let_go_by_the_brake() {
     let entry = world.fleet.nodes.get_mut("n1").unwrap();
     entry.claim.awaits = Some(Awaits::Found);
     world.fleet.look_again_at("n1");
-    world.take(breaker(None));
+    world.handle(breaker(None));
     let patches = |world: &mut World| {
         let effects = all_effects(world).into_iter();
         let is_patch = |effect: &Effect| matches!(effect, Effect::PatchNode(_));
@@ -366,7 +366,7 @@ fn what_waits_for_the_store_is_not_let_go_by_the_brake() {
     };
     assert_eq!(patches(&mut world), 0, "what it was to be may be no more");
     let (node, found) = ("n1".to_owned(), Some(BTreeMap::new()));
-    world.take(FleetInput::EventsFound { node, found });
+    world.handle(FleetInput::EventsFound { node, found });
     assert_eq!(patches(&mut world), 1);
 }
 
@@ -411,12 +411,12 @@ fn nothing_is_told_on_a_node_before_its_cordon_is_answered() {
     // Another look patches nothing either: the watch delivers changes of others to the node.
     let mut labelled = object("n1", 2);
     labelled["metadata"]["labels"] = json!({"zone": "a"});
-    world.take(seen(&labelled));
+    world.handle(seen(&labelled));
     assert_eq!(told(&all_effects(&mut world)), 0);
     let mut made = planned.view.after(&planned.patch.change);
     made.resource_version = "3".to_owned();
     let (node, answer) = (planned.node, PatchAnswer::Made(Arc::new(made)));
-    world.take(FleetInput::NodePatched { node, answer });
+    world.handle(FleetInput::NodePatched { node, answer });
     assert_eq!(told(&all_effects(&mut world)), 1);
 }
 
@@ -434,17 +434,17 @@ fn heartbeats_and_answers_ask_the_brake_nothing() {
     out["status"]["conditions"] = json!([ready]);
     let made = Arc::new(NodeView::from_object(out.clone()).unwrap());
     let (node, answer) = ("n1".to_owned(), PatchAnswer::Made(made));
-    world.take(FleetInput::NodePatched { node, answer });
+    world.handle(FleetInput::NodePatched { node, answer });
     all_effects(&mut world);
     assert!(!world.fleet.brake.stale, "it counts as out, as before");
     world.fleet.show(&[], world.now);
-    world.fleet.take_news();
+    world.fleet.take_view_changed();
 
     // Nothing is to be looked at or shown either.
     out["metadata"]["resourceVersion"] = "3".into();
     out["status"]["conditions"][0]["lastHeartbeatTime"] = "2".into();
-    world.take(seen(&out));
-    assert!(world.fleet.agenda.dirty.is_empty() && !world.fleet.take_news());
+    world.handle(seen(&out));
+    assert!(world.fleet.agenda.dirty.is_empty() && !world.fleet.take_view_changed());
     assert!(!world.fleet.brake.stale);
     let newest = &world.fleet.view("n1").unwrap().resource_version;
     assert_eq!(newest, "3", "the newest is kept");
@@ -452,11 +452,11 @@ fn heartbeats_and_answers_ask_the_brake_nothing() {
     // Conditions matter to the rules only; one GPU node more counts for the brake.
     out["metadata"]["resourceVersion"] = "4".into();
     out["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
-    world.take(seen(&out));
+    world.handle(seen(&out));
     assert!(world.fleet.agenda.dirty.contains("n1") && !world.fleet.brake.stale);
     out["metadata"]["resourceVersion"] = "5".into();
     out["metadata"]["labels"]["gpu"] = "true".into();
-    world.take(seen(&out));
+    world.handle(seen(&out));
     assert!(world.fleet.brake.stale);
 }
 
@@ -492,7 +492,7 @@ fn a_node_is_not_given_back_while_reports_of_monitors_wait_for_room() {
         for record in world.stored.iter().filter(|record| record.seq > after) {
             again.record(record);
         }
-        world.take(FleetInput::Reread(Box::new(again)));
+        world.handle(FleetInput::Reread(Box::new(again)));
         assert_eq!(
             (world.faults(), world.settle_now()),
             (1, vec![Intent::Update])

@@ -362,7 +362,7 @@ fn the_server_s_wish_to_wait_is_honoured_within_bounds() {
 fn a_node_that_the_cluster_does_not_know_is_awaited() {
     let mut world = World::new(&PARSED);
     let gone = |world: &mut World| {
-        world.take(FleetInput::Gone("n1".to_owned()));
+        world.handle(FleetInput::NodeGone("n1".to_owned()));
         assert_eq!(world.look_unseen(Fate::Made).patch(), None);
     };
     world.fault(0);

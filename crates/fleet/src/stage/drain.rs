@@ -24,8 +24,8 @@ use crate::drain::{
     CustomDrain, Drain, DrainConfig, DrainMode, Fate, Gangs, Next, PodView, wake_at,
 };
 use crate::session::{Failure, Note, Phase, retry_after};
-use crate::status::eviction::{Eviction, EvictionWord, Skip};
-use crate::{Effect, Level, PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer};
+use crate::status::eviction::{Eviction, EvictionStatus, Skip};
+use crate::{Effect, Level, PlannedCheckpoint, PlannedRemoval, PodUpdate, RemovalAnswer};
 
 pub(crate) mod custom;
 mod messages;
@@ -107,12 +107,12 @@ impl<'a> DrainOrder<'a> {
 impl DrainState {
     /// Handles a change of the pods. Returns whether to look at the node; during a list, only
     /// once the list is complete.
-    pub(crate) fn take_pods(&mut self, news: PodNews, now: Timestamp) -> bool {
+    pub(crate) fn take_pods(&mut self, update: PodUpdate, now: Timestamp) -> bool {
         let Some(pods) = self.pods.as_mut().filter(|pods| pods.followed) else {
             return false;
         };
         let listing = pods.pods.is_coming();
-        pods.take(news, now);
+        pods.take(update, now);
         !listing || !pods.pods.is_coming()
     }
 
@@ -154,10 +154,10 @@ impl DrainState {
         };
         one.not_before = Some(now + wait);
         let before = one.trouble.take();
-        let news = before.as_ref().is_none_or(|(_, before)| *before != why);
+        let is_new = before.as_ref().is_none_or(|(_, before)| *before != why);
         let since = before.map_or(now, |(since, _)| since);
         one.trouble = Some((since, why.clone()));
-        if news {
+        if is_new {
             let pod = pods.pods.values().find(|pod| pod.uid == uid);
             let pod = pod.map_or_else(|| uid.to_owned(), PodView::title);
             let what = if held {
@@ -210,13 +210,13 @@ impl DrainState {
         Some(match (mark, stuck) {
             (Some(DrainMark { done: Some(_), .. }), _) => {
                 let text = "all pods that were to leave have left";
-                Eviction::new(EvictionWord::Succeeded, text)
+                Eviction::new(EvictionStatus::Succeeded, text)
             }
-            (Some(_), Some(stuck)) => Eviction::new(EvictionWord::Failed, stuck),
-            (Some(_), None) => Eviction::new(EvictionWord::InProgress, ""),
+            (Some(_), Some(stuck)) => Eviction::new(EvictionStatus::Failed, stuck),
+            (Some(_), None) => Eviction::new(EvictionStatus::InProgress, ""),
             (None, _) => match skips_drain(facts, own, desired) {
                 Some(skip) if desired.takes_node_out() => Eviction::skipped(&skip),
-                _ => Eviction::new(EvictionWord::NotStarted, ""),
+                _ => Eviction::new(EvictionStatus::NotStarted, ""),
             },
         })
     }

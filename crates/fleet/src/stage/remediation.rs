@@ -26,7 +26,7 @@ use super::{Asks, Facts, Stage};
 use crate::remediation::{Case, Decision, Hold, OpenFault, Seen, decide};
 use crate::session::{Failure, Note};
 use crate::veto::Veto;
-use crate::{CreateAnswer, Effect, RemediationNews, ResourceNews, Settings};
+use crate::{CreateAnswer, Effect, RemediationResult, ResourceUpdate, Settings};
 use contract::{RecommendedAction, keys};
 
 /// State of the remediation of one node.
@@ -89,15 +89,15 @@ impl RemediationState {
 
     /// Handles a change of a custom resource. Returns whether it belongs to the attempt under
     /// way.
-    pub(crate) fn take(&mut self, resource: &str, news: ResourceNews) -> bool {
+    pub(crate) fn take(&mut self, resource: &str, update: ResourceUpdate) -> bool {
         let attempt = self.object.attempt.as_ref();
         let attempt = attempt.filter(|_| self.object.is_watched(resource));
         let Some(attempt) = attempt else {
             return false; // The resource belongs to an earlier attempt.
         };
         self.object.unseen = None;
-        match news {
-            ResourceNews::There(object) => {
+        match update {
+            ResourceUpdate::There(object) => {
                 let read = ResourceState::read(&object, &attempt.resource);
                 // A resource created in its place by others is not ours: ours, if it existed, is
                 // gone.
@@ -109,14 +109,14 @@ impl RemediationState {
                 };
                 self.refused = None;
             }
-            ResourceNews::Absent => {
+            ResourceUpdate::Absent => {
                 self.object.seen = match self.refused.take() {
                     Some(why) => Seen::Refused(why),
                     None if self.sought => Seen::Absent,
                     None => Seen::Gone,
                 };
             }
-            ResourceNews::Failing(why) => self.object.unseen = Some(why),
+            ResourceUpdate::Failing(why) => self.object.unseen = Some(why),
         }
         self.object.confirmed = self.object.unseen.is_none();
         true
@@ -242,7 +242,7 @@ impl RemediationState {
         let wakes = [decision.stand.wake(), quiet_until];
         self.wake = wakes.into_iter().flatten().min();
         for action in decision.unsupported.difference(&self.unsupported) {
-            asks.effect(Effect::Remediation(RemediationNews::Unsupported {
+            asks.effect(Effect::Remediation(RemediationResult::Unsupported {
                 node: asks.node().to_owned(),
                 action: action.clone(),
             }));
@@ -360,7 +360,7 @@ impl RemediationState {
             };
             if known.is_none_or(|known| known.end.is_none()) {
                 asks.note(of_attempt(one, one.ending()), None);
-                asks.effect(Effect::Remediation(RemediationNews::Ended {
+                asks.effect(Effect::Remediation(RemediationResult::Ended {
                     node: facts.name.to_owned(),
                     action: one.action.clone(),
                     outcome: end.outcome,

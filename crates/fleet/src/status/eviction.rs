@@ -13,7 +13,7 @@ const MESSAGE_BYTES: usize = 1024;
 
 /// A value of `userpodsevictionstatus.status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum EvictionWord {
+pub enum EvictionStatus {
     /// No pod was asked to leave.
     NotStarted,
     /// Pods are leaving the node.
@@ -32,8 +32,7 @@ pub enum EvictionWord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Eviction {
     /// Status of the drain.
-    #[serde(rename = "status")]
-    pub word: EvictionWord,
+    pub status: EvictionStatus,
     /// Reason, for people; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
@@ -56,7 +55,7 @@ pub enum Skip {
 
 // === impl EvictionWord ===
 
-impl EvictionWord {
+impl EvictionStatus {
     /// Returns the value in the record.
     pub fn name(self) -> &'static str {
         match self {
@@ -70,9 +69,9 @@ impl EvictionWord {
     }
 
     /// Returns whether a record with this status keeps it.
-    pub fn is_final(word: &str) -> bool {
+    pub fn is_final(status: &str) -> bool {
         let finals = [Self::Succeeded, Self::AlreadyDrained, Self::Cancelled];
-        finals.iter().any(|one| one.name() == word)
+        finals.iter().any(|one| one.name() == status)
     }
 }
 
@@ -80,54 +79,55 @@ impl EvictionWord {
 
 impl Eviction {
     /// Creates a status with a message, which is truncated if too long.
-    pub fn new(word: EvictionWord, message: impl Into<String>) -> Self {
+    pub fn new(status: EvictionStatus, message: impl Into<String>) -> Self {
         let mut message = message.into();
         message.truncate(floor_char_boundary(&message, MESSAGE_BYTES));
-        Self { word, message }
+        Self { status, message }
     }
 
     /// Returns the status of events on a node that is not drained for this reason.
     pub fn skipped(skip: &Skip) -> Self {
-        let word = match skip {
+        let status = match skip {
             // The policy may change.
             Skip::Off | Skip::Nvsentinel | Skip::Route(_) | Skip::Veto(_) => {
-                EvictionWord::NotStarted
+                EvictionStatus::NotStarted
             }
-            Skip::Override => EvictionWord::AlreadyDrained,
+            Skip::Override => EvictionStatus::AlreadyDrained,
         };
-        Self::new(word, skip.to_string())
+        Self::new(status, skip.to_string())
     }
 
     /// Returns whether no pod was asked to leave, for a reason.
     pub(crate) fn is_skipped(&self) -> bool {
-        let none = [EvictionWord::NotStarted, EvictionWord::AlreadyDrained];
-        none.contains(&self.word) && !self.message.is_empty()
+        let none = [EvictionStatus::NotStarted, EvictionStatus::AlreadyDrained];
+        none.contains(&self.status) && !self.message.is_empty()
     }
 
     /// Returns the status for a session that has ended.
     pub(super) fn cancelled() -> Self {
         let why = "the session has ended before the drain";
-        Self::new(EvictionWord::Cancelled, why)
+        Self::new(EvictionStatus::Cancelled, why)
     }
 
     /// Returns the status of a recovery, given its `nodequarantined`.
-    pub(super) fn of_recovery(word: NodeQuarantined) -> Self {
-        match word {
+    pub(super) fn of_recovery(status: NodeQuarantined) -> Self {
+        match status {
             NodeQuarantined::UnQuarantined => {
-                Self::new(EvictionWord::Succeeded, "the node is given back")
+                Self::new(EvictionStatus::Succeeded, "the node is given back")
             }
-            _ => Self::new(EvictionWord::AlreadyDrained, "a recovery drains nothing"),
+            _ => Self::new(EvictionStatus::AlreadyDrained, "a recovery drains nothing"),
         }
     }
 
     /// Returns the status of an event that arrives during this one. `skips` is true if its
     /// sender asks that pods stay.
     pub(super) fn of_newcomer(&self, skips: bool) -> Self {
-        match self.word {
+        match self.status {
             _ if skips => Self::skipped(&Skip::Override),
-            EvictionWord::Succeeded => {
-                Self::new(EvictionWord::AlreadyDrained, "the node was drained before")
-            }
+            EvictionStatus::Succeeded => Self::new(
+                EvictionStatus::AlreadyDrained,
+                "the node was drained before",
+            ),
             _ => self.clone(),
         }
     }
@@ -135,8 +135,8 @@ impl Eviction {
 
 impl fmt::Display for Eviction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { word, message } = self;
-        f.write_str(word.name())?;
+        let Self { status, message } = self;
+        f.write_str(status.name())?;
         if message.is_empty() {
             Ok(())
         } else {

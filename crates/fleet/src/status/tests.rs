@@ -16,7 +16,7 @@ struct Story {
     world: World,
     /// Ids in the order of the events, and the statuses of their records.
     events: Vec<String>,
-    words: Words,
+    words: EventStatuses,
     /// Eviction status in the records, with its reason.
     evictions: BTreeMap<String, String>,
 }
@@ -30,7 +30,7 @@ impl Story {
         Self {
             world,
             events: Vec::new(),
-            words: Words::new(),
+            words: EventStatuses::new(),
             evictions: BTreeMap::new(),
         }
     }
@@ -75,7 +75,7 @@ impl Story {
                 if let StatusUpdate::Drain { eviction, .. } = status {
                     let said = self.evictions.entry(id.clone()).or_default();
                     let before = said.split(':').next().unwrap_or_default();
-                    if NodeQuarantined::is_counted(word) && !EvictionWord::is_final(before) {
+                    if NodeQuarantined::is_counted(word) && !EvictionStatus::is_final(before) {
                         *said = eviction.to_string();
                     }
                 } else {
@@ -276,7 +276,7 @@ fn a_node_that_is_gone_for_good_ends_its_quarantine() {
             story.world.restart(with);
         }
         let gone = |story: &mut Story| {
-            story.world.take(FleetInput::Gone("n1".to_owned()));
+            story.world.handle(FleetInput::NodeGone("n1".to_owned()));
             story.world.look_unseen(Fate::Made).statuses
         };
         let node = "n1".to_owned();
@@ -336,7 +336,7 @@ fn a_session_that_a_recovery_ended_before_a_restart_is_not_cancelled_with_its_no
     story.settle();
     story.words = words;
     story.world.restart_from(Some(kept));
-    story.world.take(FleetInput::Gone("n1".to_owned()));
+    story.world.handle(FleetInput::NodeGone("n1".to_owned()));
     for status in story.world.look_unseen(Fate::Made).statuses {
         story.write(&status);
     }

@@ -186,7 +186,7 @@ fn where_it_is_unknown_whether_a_repair_was_made_an_uncordon_may_be_a_machines()
                 why: "no answer".to_owned(),
                 retry_after: None,
             };
-            world.take(FleetInput::ResourceCreated { node, key, answer });
+            world.handle(FleetInput::ResourceCreated { node, key, answer });
         }
         world["n1"].unschedulable = false;
         let undone = asked(&mut world).concat().contains("it is undone");
@@ -292,7 +292,7 @@ fn whether_a_repair_was_begun_is_heard_before_an_uncordon_is_judged() {
         }
         world.resources.insert(planned.name, object);
         world["n1"].unschedulable = false;
-        world.take(FleetInput::ResourceCreated { node, key, answer });
+        world.handle(FleetInput::ResourceCreated { node, key, answer });
         looks(&mut world, 5);
         assert_eq!((out(&world), released(&world)), (begun, !begun));
     }

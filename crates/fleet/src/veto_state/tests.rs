@@ -12,7 +12,7 @@ use crate::drain::{DrainConfig, PodView};
 use crate::remediation::RemediationConfig;
 use crate::session::Phase;
 use crate::world::{Fate, Looked, Restart, World, event, settings};
-use crate::{CreateAnswer, FleetInput, PodNews, Settings, Switched};
+use crate::{CreateAnswer, FleetInput, PodUpdate, Settings, SwitchState};
 
 /// Creates a controller that evicts pods at once and remediates, and a node with a pod.
 fn world() -> World {
@@ -112,7 +112,7 @@ fn a_drain_that_was_begun_stays_so_and_asks_no_further_pod_to_leave() {
             ..world.pods["web/a"].clone()
         };
         world.pods.insert("web/b".into(), pod.clone());
-        world.tell(PodNews::Seen(Box::new(pod)));
+        world.tell(PodUpdate::Observed(Box::new(pod)));
         if restart {
             world.restart(Restart::Nothing);
         }
@@ -128,7 +128,7 @@ fn a_drain_that_was_begun_stays_so_and_asks_no_further_pod_to_leave() {
         // Pods that leave by themselves are handled, and the remediation waits.
         for title in ["web/a", "web/b"] {
             world.pods.remove(title);
-            world.tell(PodNews::Gone(title.to_owned()));
+            world.tell(PodUpdate::Gone(title.to_owned()));
         }
         let looked = look(&mut world);
         assert!(quiet(&looked));
@@ -153,7 +153,7 @@ fn a_repair_that_was_begun_is_watched_to_its_end() {
     world.resources.insert(planned.name.clone(), object.clone());
     let (node, key) = ("n1".to_owned(), planned.key.clone());
     let answer = CreateAnswer::There(Box::new(object));
-    world.take(FleetInput::ResourceCreated { node, key, answer });
+    world.handle(FleetInput::ResourceCreated { node, key, answer });
     look(&mut world);
     assert_eq!(world.phase(), Phase::Remediating);
     veto(&mut world, 4);
@@ -288,7 +288,7 @@ fn that_a_repair_was_not_there_says_nothing_once_it_may_have_been_made() {
         let [lost, no] = answers("lost");
         let answer = |world: &mut World, answer| {
             let (node, key) = ("n1".to_owned(), planned.key.clone());
-            world.take(FleetInput::ResourceCreated { node, key, answer });
+            world.handle(FleetInput::ResourceCreated { node, key, answer });
         };
         answer(&mut world, lost);
         if refused {
@@ -311,10 +311,10 @@ fn that_a_repair_was_not_there_says_nothing_once_it_may_have_been_made() {
 }
 
 fn switch(world: &mut World, pause: Option<Pause>, unread: Option<&str>) {
-    world.take(FleetInput::Switched(Box::new(Switched {
+    world.handle(FleetInput::Switches(Box::new(SwitchState {
         pause,
         unread: unread.map(str::to_owned),
-        ..Switched::default()
+        ..SwitchState::default()
     })));
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use contract::keys;
-use fleet::{CreateAnswer, PlannedResource, ResourceNews};
+use fleet::{CreateAnswer, PlannedResource, ResourceUpdate};
 use model::attempt::{Attempt, RemediationMark, ResourceKind};
 use model::node::NodeView;
 use model::ownership::Ownership;
@@ -136,10 +136,10 @@ impl Resources {
         self.by_name.remove(name);
     }
 
-    pub(super) fn news(&self, name: &str) -> ResourceNews {
+    pub(super) fn news(&self, name: &str) -> ResourceUpdate {
         match self.by_name.get(name) {
-            Some(resource) => ResourceNews::There(Box::new(resource.object.clone())),
-            None => ResourceNews::Absent,
+            Some(resource) => ResourceUpdate::There(Box::new(resource.object.clone())),
+            None => ResourceUpdate::Absent,
         }
     }
 

@@ -10,7 +10,7 @@ use fleet::brake::pause::Pause;
 use fleet::drain::DrainConfig;
 use fleet::remediation::RemediationConfig;
 use fleet::session::Session;
-use fleet::{Effect, Fleet, FleetInput, Kept, Owns, Settings, Switched};
+use fleet::{Effect, Fleet, FleetInput, Owns, SavedState, Settings, SwitchState};
 use jiff::{SignedDuration, Timestamp};
 use model::event::{Record, normalise};
 use model::mode::Mode;
@@ -54,7 +54,7 @@ pub(super) struct World {
     pub(super) stored: Vec<Record>,
     /// Number of stored events that the controller has read.
     read: usize,
-    saved: Option<Kept>,
+    saved: Option<SavedState>,
     pending: Vec<Request>,
     /// True if the controller received input since its last decision.
     has_input: bool,
@@ -113,7 +113,7 @@ impl World {
     }
 
     /// Starts a controller with the state that a previous one kept.
-    fn start(&mut self, kept: Option<Kept>) -> Result<(), Broken> {
+    fn start(&mut self, kept: Option<SavedState>) -> Result<(), Broken> {
         self.fleet = Fleet::new(
             settings(&self.drain)?,
             Some(Arc::clone(&self.policy)),
@@ -134,9 +134,9 @@ impl World {
         self.read_events(usize::MAX);
         self.send(FleetInput::CaughtUp);
         let unread = Some("nobody has answered yet".to_owned());
-        self.send(FleetInput::Switched(Box::new(Switched {
+        self.send(FleetInput::Switches(Box::new(SwitchState {
             unread,
-            ..Switched::default()
+            ..SwitchState::default()
         })));
         for node in &mut self.nodes {
             node.followed = false;
@@ -148,7 +148,7 @@ impl World {
 
     pub(super) fn send(&mut self, input: FleetInput) {
         self.has_input = true;
-        self.fleet.take(input, self.now);
+        self.fleet.handle(input, self.now);
     }
 
     /// Delivers the switches that people have set to the controller.
@@ -160,11 +160,11 @@ impl World {
             until: None,
             repairs,
         });
-        let switched = Switched {
+        let switched = SwitchState {
             pause,
-            ..Switched::default()
+            ..SwitchState::default()
         };
-        self.send(FleetInput::Switched(Box::new(switched)));
+        self.send(FleetInput::Switches(Box::new(switched)));
     }
 
     pub(super) fn pause(&mut self, paused: Option<bool>) {
@@ -274,7 +274,7 @@ impl World {
             .and_then(|node| node.undelivered.pop_front());
         let there = told.is_some();
         if let Some(view) = told {
-            self.send(FleetInput::Seen(view));
+            self.send(FleetInput::NodeObserved(view));
         }
         there
     }
@@ -286,7 +286,7 @@ impl World {
             if let Some(node) = self.nodes.get_mut(index) {
                 node.undelivered.clear();
                 let view = Arc::clone(&node.view);
-                self.send(FleetInput::Seen(view));
+                self.send(FleetInput::NodeObserved(view));
             }
         }
         self.send(FleetInput::Listed);
@@ -305,7 +305,7 @@ impl World {
             reports.extend(self.fleet.reports(&node).map(|kept| (node.clone(), kept)));
             sessions.insert(node, kept);
         }
-        self.saved = Some(Kept {
+        self.saved = Some(SavedState {
             book,
             reports,
             recently_out: self.fleet.recently_out().clone(),

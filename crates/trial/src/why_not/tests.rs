@@ -55,7 +55,7 @@ struct World {
     node: Option<NodeView>,
     faults: Vec<Fault>,
     session: Session,
-    anothers: bool,
+    foreign: bool,
     hold: Option<Hold>,
     store_unanswered: bool,
     missed: u64,
@@ -71,7 +71,7 @@ fn world() -> World {
         node: Some(node(json!({}))),
         faults: faults(true),
         session: Session::idle(at(0)),
-        anothers: false,
+        foreign: false,
         hold: None,
         store_unanswered: false,
         missed: 0,
@@ -96,8 +96,8 @@ fn ask(world: &World) -> WhyNot {
         missed: world.missed,
         policy: Some(&world.policy),
         session: Cow::Borrowed(&world.session),
-        anothers: world.anothers,
-        on_our_node: world.anothers,
+        foreign: world.foreign,
+        on_our_node: world.foreign,
         awaits: "the recovery of its faults".to_owned(),
         store_unanswered: world.store_unanswered,
         devices: NodeDevices::default(),
@@ -134,7 +134,7 @@ fn the_first_thing_that_stands_in_the_way_is_the_answer() {
         (|world| world.acting = Mode::Observe, "observing only", 1),
         (|world| world.acting = Mode::DryRun, "a dry run", 1),
         (
-            |world| world.anothers = true,
+            |world| world.foreign = true,
             "the session of another gpuwarden",
             1,
         ),
@@ -209,7 +209,7 @@ fn whose_session_a_node_carries_is_told_with_what_ends_it() {
         keys::QUARANTINE_IS_CORDONED: "True",
     });
     world.node = Some(node(json!({ "annotations": annotations })));
-    world.anothers = true;
+    world.foreign = true;
     let why = ask(&world);
     assert_eq!(
         why.answer,

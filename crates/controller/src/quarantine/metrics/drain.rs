@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cluster::ApiError;
 use fleet::status::StatusUpdate;
-use fleet::status::eviction::EvictionWord;
+use fleet::status::eviction::EvictionStatus;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
@@ -39,13 +39,13 @@ impl DrainMetrics {
         let StatusUpdate::Drain { node, eviction, .. } = update else {
             return;
         };
-        let how = match eviction.word {
-            EvictionWord::Succeeded => "drained",
-            EvictionWord::Cancelled => "cancelled",
-            EvictionWord::NotStarted
-            | EvictionWord::InProgress
-            | EvictionWord::Failed
-            | EvictionWord::AlreadyDrained => return,
+        let how = match eviction.status {
+            EvictionStatus::Succeeded => "drained",
+            EvictionStatus::Cancelled => "cancelled",
+            EvictionStatus::NotStarted
+            | EvictionStatus::InProgress
+            | EvictionStatus::Failed
+            | EvictionStatus::AlreadyDrained => return,
         };
         let labels = [("drain_status", how.to_owned()), ("node", node.clone())];
         self.ended.get_or_create(&labels).inc();

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::session::{Intent, Phase};
 use crate::world::{Restart, World, event, settings};
-use crate::{FleetInput, PatchAnswer, Planned, Settings, Switched};
+use crate::{FleetInput, PatchAnswer, Planned, Settings, SwitchState};
 
 /// A single cheap rule, since these tests are about the order of quarantines.
 static POLICY: LazyLock<Policy> = LazyLock::new(|| {
@@ -29,7 +29,7 @@ struct Cluster {
     uncertain: BTreeMap<String, Timestamp>,
     /// Nodes whose session began by force.
     forced: BTreeSet<String>,
-    switched: Switched,
+    switched: SwitchState,
 }
 
 /// A step of the simulation.
@@ -83,7 +83,7 @@ impl Cluster {
             world: World::with(settings, &policy, nodes),
             uncertain: BTreeMap::new(),
             forced: BTreeSet::new(),
-            switched: Switched::default(),
+            switched: SwitchState::default(),
         };
         cluster.begin();
         cluster
@@ -99,7 +99,7 @@ impl Cluster {
     /// Delivers the switches that people have set.
     fn switch(&mut self) {
         let switched = Box::new(self.switched.clone());
-        self.world.take(FleetInput::Switched(switched));
+        self.world.handle(FleetInput::Switches(switched));
     }
 
     fn stop(&mut self, stop: bool) {
@@ -188,7 +188,7 @@ impl Cluster {
             self.uncertain.remove(&node);
             PatchAnswer::Made(self.world.view(&node))
         };
-        self.world.take(FleetInput::NodePatched { node, answer });
+        self.world.handle(FleetInput::NodePatched { node, answer });
     }
 
     fn phase(&self, name: &str) -> Phase {

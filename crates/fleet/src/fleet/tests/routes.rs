@@ -151,7 +151,7 @@ fn what_is_made_already_is_watched_whatever_its_route_says_then() {
     world.resources.insert(planned.name.clone(), object.clone());
     let (node, key) = ("n1".to_owned(), planned.key.clone());
     let answer = CreateAnswer::There(Box::new(object));
-    world.take(FleetInput::ResourceCreated { node, key, answer });
+    world.handle(FleetInput::ResourceCreated { node, key, answer });
     look(&mut world);
     world["n1"].labels.insert("pet".into(), String::new());
     let looked = look(&mut world);

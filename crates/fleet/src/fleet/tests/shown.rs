@@ -18,7 +18,7 @@ fn world() -> World {
         ..settings()
     };
     let mut world = World::with(settings, &Policy::builtin(), []);
-    world.take(FleetInput::CaughtUp);
+    world.handle(FleetInput::CaughtUp);
     let nodes = (0..NODES).map(|number| object(&format!("n{number}"), 1));
     list(&mut world, &nodes.collect::<Vec<_>>());
     world
@@ -53,7 +53,7 @@ fn what_is_shown_is_as_if_all_nodes_were_gone_over() {
             "name": "n1", "uid": "n1", "resourceVersion": version.to_string(), "labels": labels,
         }}))
     };
-    let deleted = |name: &str| FleetInput::Gone(name.to_owned());
+    let deleted = |name: &str| FleetInput::NodeGone(name.to_owned());
     let listed = |names: &[&str]| -> Vec<FleetInput> {
         let nodes = names.iter().map(|name| node(name, 9));
         let begun = [FleetInput::ListBegun].into_iter();
@@ -116,7 +116,7 @@ fn what_is_shown_is_as_if_all_nodes_were_gone_over() {
     let mut shown = Vec::new();
     for (what, inputs, nodes, is_healthy, expected) in steps {
         for input in inputs {
-            world.take(input);
+            world.handle(input);
         }
         for node in nodes {
             world.report_of(node, is_healthy);
@@ -148,7 +148,7 @@ fn only_nodes_that_something_happened_to_are_shown_anew() {
     let before = turn(&mut world, &[]);
     assert_eq!(before.len(), 2);
     assert!(world.fleet.agenda.unshown.is_empty());
-    world.take(node("n3", 2));
+    world.handle(node("n3", 2));
     assert!(world.fleet.agenda.unshown.is_empty(), "a heartbeat");
 
     // The changes bypass the inputs, and would show only if all nodes were visited.
@@ -182,7 +182,7 @@ fn shown(mode: Mode, metadata: Option<Value>) -> NodeStatus {
     let settings = Settings { mode, ..settings() };
     let mut world = World::with(settings, &Policy::builtin(), []);
     world.report_of("n1", false);
-    world.take(FleetInput::CaughtUp);
+    world.handle(FleetInput::CaughtUp);
     let object = metadata.map(|mut metadata| {
         metadata["name"] = "n1".into();
         json!({ "metadata": metadata })
@@ -240,10 +240,10 @@ fn a_session_shows_what_it_awaits() {
     assert!(read.notes.concat().contains("is not known"), "{read:?}");
     let nodes = "the cluster's nodes to be read".to_owned();
     assert_eq!(awaits(read), (nodes, None));
-    kept.take(FleetInput::CaughtUp, world.now);
-    kept.take(FleetInput::ListBegun, world.now);
-    kept.take(FleetInput::Seen(world.view("n1")), world.now);
-    kept.take(FleetInput::Listed, world.now);
+    kept.handle(FleetInput::CaughtUp, world.now);
+    kept.handle(FleetInput::ListBegun, world.now);
+    kept.handle(FleetInput::NodeObserved(world.view("n1")), world.now);
+    kept.handle(FleetInput::Listed, world.now);
     let policy = "a policy to be loaded: nothing is decided before".to_owned();
     assert_eq!(awaits(kept.status("n1").unwrap()), (policy, Some(true)));
 }
@@ -258,7 +258,7 @@ fn a_node_that_another_gpuwarden_has_taken_out_is_shown_with_what_ends_that() {
         if faulty {
             world.report_of("n1", false);
         }
-        world.take(FleetInput::CaughtUp);
+        world.handle(FleetInput::CaughtUp);
         let metadata = json!({"name": "n1", "annotations": annotations});
         list(&mut world, &[json!({ "metadata": metadata })]);
         world.decide();
@@ -360,7 +360,7 @@ fn once_the_store_is_read_nothing_is_said_of_its_silence() {
     let asks = |effect: &Effect| matches!(effect, Effect::LookUp { .. });
     assert!(effects.iter().any(asks));
     let node = "n1".to_owned();
-    world.take(FleetInput::EventsFound { node, found: None });
+    world.handle(FleetInput::EventsFound { node, found: None });
     assert!(world.fleet.nodes["n1"].claim.unanswered);
     // The events are read before the store is asked again.
     world.store(record.event, record.created_at);

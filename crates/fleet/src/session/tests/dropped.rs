@@ -130,7 +130,7 @@ fn a_patch_without_an_answer_of_which_a_part_arrived_is_no_release() {
     let patch = world.decide().patch().unwrap();
     world["n1"] = world["n1"].after(&stripped(patch.change));
     let (node, answer) = ("n1".to_owned(), PatchAnswer::Unknown);
-    world.take(FleetInput::NodePatched { node, answer });
+    world.handle(FleetInput::NodePatched { node, answer });
     assert_eq!(world.settle(), [Intent::Update, Intent::Update]);
     assert!(world["n1"].unschedulable && world.phase().is_out());
 }

@@ -101,14 +101,14 @@ fn a_rule_that_was_left_behind_or_changed_is_set_right() {
     // Deleting the rule by hand changes nothing: only a release ends a session.
     let name = world.rules.keys().next().unwrap().clone();
     let rule = world.rules.remove(&name).unwrap();
-    world.take(FleetInput::Devices(DeviceInput::Rule(name.clone(), None)));
+    world.handle(FleetInput::Devices(DeviceInput::Rule(name.clone(), None)));
     world.settle();
     assert_eq!(world.tainted(), [TAINTED]);
     // A person weakens the rule.
     let mut weak = rule.clone();
     weak.spec.taint.effect = TaintEffect::None;
     world.rules.insert(name.clone(), weak.clone());
-    world.take(FleetInput::Devices(DeviceInput::Rule(
+    world.handle(FleetInput::Devices(DeviceInput::Rule(
         name,
         Some(Box::new(weak)),
     )));
@@ -138,7 +138,7 @@ fn an_answer_that_the_watch_has_overtaken_changes_nothing() {
     world.rules.insert(name.clone(), newer);
     world.see_devices(2);
     let (node, result) = ("n1".to_owned(), Ok(Some(Box::new(answered))));
-    world.take(FleetInput::RuleChanged {
+    world.handle(FleetInput::RuleChanged {
         node,
         rule: name,
         result,
@@ -216,7 +216,7 @@ fn a_dry_run_writes_no_rule_and_names_the_pods() {
         pods: pods.iter().map(ToString::to_string).collect(),
     };
     let input = DeviceInput::Claim("a/c".into(), Some(claim(&["a/p", "a/q"])));
-    world.take(FleetInput::Devices(input));
+    world.handle(FleetInput::Devices(input));
     fault(&mut world, 0);
     let mut told = Vec::new();
     for _ in 0..3 {
@@ -249,10 +249,10 @@ fn a_dry_run_writes_no_rule_and_names_the_pods() {
 fn nothing_is_decided_before_the_devices_are_known_and_nodes_are_where_they_cannot_be() {
     let mut world = World::new(&policy());
     let watch = |watch| FleetInput::Devices(DeviceInput::Watch(watch));
-    world.take(watch(DeviceWatch::Pending));
+    world.handle(watch(DeviceWatch::Pending));
     fault(&mut world, 0);
     assert!(world.look(Fate::Made).patches.is_empty());
-    world.take(watch(DeviceWatch::Unserved("no".into())));
+    world.handle(watch(DeviceWatch::Unserved("no".into())));
     world.settle();
     assert!(world["n1"].unschedulable && world.rules.is_empty());
     // A person switches the API on.

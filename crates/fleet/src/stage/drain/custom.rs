@@ -19,7 +19,7 @@ use crate::drain::{CustomDrain, PodsToDrain};
 use crate::session::{Failure, Note, Observed};
 use crate::stage::remediation::complete;
 use crate::stage::wanted::{Wanted, delete};
-use crate::{CreateAnswer, ResourceNews};
+use crate::{CreateAnswer, ResourceUpdate};
 
 /// Action name of custom resources that drain, beside those of remediation.
 pub const DRAIN_ACTION: &str = "drain";
@@ -145,20 +145,20 @@ impl CustomState {
         &mut self,
         facts: &Facts<'_>,
         resource: &str,
-        news: &ResourceNews,
+        update: &ResourceUpdate,
         asks: &mut Asks<'_>,
     ) -> bool {
         if !self.object.is_watched(resource) {
             return false;
         }
-        match news {
-            ResourceNews::There(object) => {
+        match update {
+            ResourceUpdate::There(object) => {
                 self.see(object, custom_of(facts).as_deref(), asks);
             }
-            ResourceNews::Absent => {
+            ResourceUpdate::Absent => {
                 (self.object.seen, self.object.unseen) = (Seen::Gone, None);
             }
-            ResourceNews::Failing(why) => self.object.unseen = Some(why.clone()),
+            ResourceUpdate::Failing(why) => self.object.unseen = Some(why.clone()),
         }
         true
     }
@@ -300,14 +300,14 @@ impl DrainState {
         let held = facts.veto.filter(|_| !there);
         let held = held.map_or_else(String::new, |veto| format!("the end of {veto}; then "));
         let retry = retry.at().filter(|_| !state.object.creating);
-        let news = state.asked != stuck;
+        let is_new = state.asked != stuck;
         state.asked.clone_from(&stuck);
         let times = [Some(made_by), Some(ends_by), retry];
         let pods = self.pods_mut();
         pods.awaits = Some(format!("{held}{waits}{trouble}"));
         pods.wake = times.into_iter().flatten().filter(|at| *at > now).min();
         pods.set_stuck(stuck.as_deref(), asks);
-        if let Some(stuck) = stuck.filter(|_| news) {
+        if let Some(stuck) = stuck.filter(|_| is_new) {
             asks.call_attention(format!(
                 "the drain does not get on: {stuck}; see to it by hand, or release the node"
             ));

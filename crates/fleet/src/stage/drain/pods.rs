@@ -7,7 +7,7 @@ use model::listing::Listing;
 
 use super::{ASK_AFTER, DrainOrder, MAX_AT_ONCE};
 use crate::drain::{DrainMode, Fate, Gangs, Next, PodView};
-use crate::{EventReason, PodNews};
+use crate::{EventReason, PodUpdate};
 
 /// Pods of a node during its drain, and the requests about them.
 #[derive(Debug, Default)]
@@ -59,17 +59,17 @@ pub(super) struct Try {
 
 impl NodePods {
     /// Handles a change of the pods.
-    pub(super) fn take(&mut self, news: PodNews, now: Timestamp) {
-        match news {
-            PodNews::ListBegun => self.pods.begin(),
-            PodNews::Seen(pod) => drop(self.pods.set(pod.title(), *pod)),
-            PodNews::Gone(title) => drop(self.pods.remove(&title)),
-            PodNews::Listed => {
+    pub(super) fn take(&mut self, update: PodUpdate, now: Timestamp) {
+        match update {
+            PodUpdate::ListBegun => self.pods.begin(),
+            PodUpdate::Observed(pod) => drop(self.pods.set(pod.title(), *pod)),
+            PodUpdate::Gone(title) => drop(self.pods.remove(&title)),
+            PodUpdate::Listed => {
                 self.pods.end();
                 (self.failing, self.watched_again) = (None, None);
             }
-            PodNews::Failing(why) => self.failing = Some(why),
-            PodNews::Recovered => (self.failing, self.watched_again) = (None, Some(now)),
+            PodUpdate::Failing(why) => self.failing = Some(why),
+            PodUpdate::Recovered => (self.failing, self.watched_again) = (None, Some(now)),
         }
         let uids: BTreeSet<&str> = self.pods.values().map(|pod| pod.uid.as_str()).collect();
         self.tries

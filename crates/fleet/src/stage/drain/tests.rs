@@ -90,12 +90,12 @@ fn removed(looked: &Looked) -> Vec<String> {
 
 fn answer(world: &mut World, name: &str, answer: RemovalAnswer) {
     let (node, uid) = ("n1".to_owned(), format!("uid-{name}"));
-    world.take(FleetInput::PodAnswered { node, uid, answer });
+    world.handle(FleetInput::PodAnswered { node, uid, answer });
 }
 
 fn gone(world: &mut World, title: &str) {
     world.pods.remove(title);
-    world.tell(PodNews::Gone(title.to_owned()));
+    world.tell(PodUpdate::Gone(title.to_owned()));
 }
 
 fn state(world: &World) -> Option<&str> {
@@ -310,10 +310,10 @@ fn pods_that_cannot_be_read_ask_a_person_also_before_the_drain_has_begun() {
             world.fault(0);
             world.look(PatchFate::Made);
         }
-        world.tell(PodNews::Failing("403".into()));
+        world.tell(PodUpdate::Failing("403".into()));
         let mut asked = Vec::new();
         for _ in 0..320 {
-            world.tell(PodNews::Failing("403".into()));
+            world.tell(PodUpdate::Failing("403".into()));
             let notes = world.look(PatchFate::Made).notes.into_iter();
             let notes = notes.filter(|one| one.kind == EntryKind::Attention);
             asked.extend(notes.map(|one| one.text));
@@ -329,7 +329,7 @@ fn pods_that_cannot_be_read_ask_a_person_also_before_the_drain_has_begun() {
         world.look(PatchFate::Made);
         assert_eq!(world.phase(), Phase::Draining);
         let state = world.fleet.status("n1").unwrap().session.unwrap().drain;
-        assert_eq!(state.unwrap().word, EvictionWord::InProgress);
+        assert_eq!(state.unwrap().status, EvictionStatus::InProgress);
     }
 }
 
@@ -454,14 +454,14 @@ fn while_pods_cannot_be_read_nothing_is_drained_and_it_says_why() {
     let mut world = world(&["now/a"]);
     begin(&mut world);
     world.restart(Restart::All);
-    world.tell(PodNews::Failing("403".into()));
+    world.tell(PodUpdate::Failing("403".into()));
     // The next look lists its pods; before that the state is that of the node.
     let looked = world.look(PatchFate::Made);
     assert!(looked.patch().is_none());
     assert_eq!(state(&world), Some("draining"));
-    world.take(FleetInput::Pods {
+    world.handle(FleetInput::Pods {
         node: "n2".into(),
-        news: PodNews::Listed,
+        update: PodUpdate::Listed,
     });
     assert!(!world.fleet.knows("n2"));
 }
@@ -471,11 +471,11 @@ fn a_node_whose_pods_cannot_be_seen_any_more_is_not_called_drained() {
     let mut world = world(&["now/a"]);
     begin(&mut world);
     gone(&mut world, "now/a");
-    world.tell(PodNews::Failing("the API server is away".into()));
+    world.tell(PodUpdate::Failing("the API server is away".into()));
     world.settle_now();
     assert_eq!(state(&world), Some("draining"));
     // Missed changes follow the recovery of the watch.
-    world.tell(PodNews::Recovered);
+    world.tell(PodUpdate::Recovered);
     assert!(world.look_unseen(PatchFate::Made).patch().is_none());
     world.settle_now();
     assert_eq!(state(&world), Some("drain-succeeded"));

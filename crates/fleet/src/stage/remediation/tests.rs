@@ -105,7 +105,7 @@ fn make(world: &mut World, planned: &PlannedResource) {
     let object = made.or_insert(object).clone();
     let (node, key) = ("n1".to_owned(), planned.key.clone());
     let answer = CreateAnswer::There(Box::new(object));
-    world.take(FleetInput::ResourceCreated { node, key, answer });
+    world.handle(FleetInput::ResourceCreated { node, key, answer });
 }
 
 /// Returns the last progress of the remediation in the records of the events.
@@ -255,7 +255,7 @@ fn what_is_not_drained_is_not_repaired_but_where_all_pods_are_to_stay() {
     assert!(attempts(&world).is_empty());
     assert!(awaits(&world).starts_with("a pod to leave"));
     world.pods.clear();
-    world.tell(crate::PodNews::Gone("jobs/a".into()));
+    world.tell(crate::PodUpdate::Gone("jobs/a".into()));
     until_made(&mut world);
 
     let mut world = self::world();
@@ -454,13 +454,13 @@ fn a_resource_that_hangs_vanishes_or_cannot_be_read_has_its_end() {
     let mut world = self::world();
     let name = begin(&mut world, 0, 24);
     world.restart(Restart::All);
-    let news = ResourceNews::Failing("403".into());
+    let update = ResourceUpdate::Failing("403".into());
     let node = "n1".to_owned();
     world.look(Fate::Made);
-    world.take(FleetInput::Resource {
+    world.handle(FleetInput::Resource {
         node,
         name: name.clone(),
-        news,
+        update,
     });
     for _ in 0..5 {
         assert!(world.look(Fate::Made).makes.is_empty());
@@ -503,14 +503,14 @@ fn one_that_cannot_be_made_is_tried_again_or_given_up() {
         why: why.clone(),
         retry_after: None,
     };
-    world.take(answer(fails()));
+    world.handle(answer(fails()));
     let mut tries = 1;
     for _ in 0..120 {
         let looked = world.look(Fate::Made);
         for one in looked.makes {
             assert_eq!(one.key, planned.key);
             tries += 1;
-            world.take(answer(fails()));
+            world.handle(answer(fails()));
         }
     }
     assert!((5..30).contains(&tries), "{tries}");
@@ -532,7 +532,7 @@ fn one_that_cannot_be_made_is_tried_again_or_given_up() {
     let planned = until_made(&mut world);
     let (node, key) = ("n1".to_owned(), planned.key);
     let answer = CreateAnswer::Refused("spec is wrong".into());
-    world.take(FleetInput::ResourceCreated { node, key, answer });
+    world.handle(FleetInput::ResourceCreated { node, key, answer });
     world.settle_now();
     assert!(
         awaits(&world).contains("has failed: spec is wrong"),

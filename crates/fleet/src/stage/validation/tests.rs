@@ -102,7 +102,7 @@ pub(crate) fn looks(world: &mut World, times: usize) {
             world.resources.insert(planned.name, object.clone());
             let (node, key) = ("n1".to_owned(), planned.key);
             let answer = CreateAnswer::There(Box::new(object));
-            world.take(FleetInput::ResourceCreated { node, key, answer });
+            world.handle(FleetInput::ResourceCreated { node, key, answer });
         }
     }
 }

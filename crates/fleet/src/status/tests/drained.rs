@@ -8,7 +8,7 @@ use jiff::SignedDuration;
 use super::*;
 use crate::drain::{DrainConfig, PodView};
 use crate::world::settings;
-use crate::{PodNews, Settings};
+use crate::{PodUpdate, Settings};
 
 const LEFT: &str = "Succeeded: all pods that were to leave have left";
 const BACK: &str = "Succeeded: the node is given back";
@@ -38,7 +38,7 @@ fn story(settings: Settings) -> Story {
 
 fn pod_ends(story: &mut Story) {
     story.world.pods.clear();
-    story.world.tell(PodNews::Gone("jobs/a".to_owned()));
+    story.world.tell(PodUpdate::Gone("jobs/a".to_owned()));
     story.settle();
 }
 
@@ -110,7 +110,7 @@ fn who_ends_the_session_before_cancels_the_drain() {
             "uncordon" => story.world["n1"].unschedulable = false,
             "recovery" => story.event(0, false, true),
             _ => {
-                story.world.take(FleetInput::Gone("n1".to_owned()));
+                story.world.handle(FleetInput::NodeGone("n1".to_owned()));
                 for status in story.world.look_unseen(Fate::Made).statuses {
                     story.write(&status);
                 }

@@ -2,7 +2,7 @@
 
 use contract::keys;
 use fleet::drain::PodView;
-use fleet::{FleetInput, PodNews};
+use fleet::{FleetInput, PodUpdate};
 
 use super::super::happening::NAMESPACES;
 use super::super::node::name;
@@ -31,24 +31,24 @@ impl World {
             let why = "the API server is away".to_owned();
             if node.followed {
                 let node = name(index);
-                let news = PodNews::Failing(why);
-                self.send(FleetInput::Pods { node, news });
+                let news = PodUpdate::Failing(why);
+                self.send(FleetInput::Pods { node, update: news });
             }
             return;
         }
         let pods: Vec<PodView> = node.pods.values().cloned().collect();
-        self.send_pod(index, PodNews::ListBegun);
+        self.send_pod(index, PodUpdate::ListBegun);
         for pod in pods {
-            self.send_pod(index, PodNews::Seen(Box::new(pod)));
+            self.send_pod(index, PodUpdate::Observed(Box::new(pod)));
         }
-        self.send_pod(index, PodNews::Listed);
+        self.send_pod(index, PodUpdate::Listed);
     }
 
-    pub(super) fn send_pod(&mut self, index: usize, news: PodNews) {
+    pub(super) fn send_pod(&mut self, index: usize, news: PodUpdate) {
         let node = self.nodes.get(index);
         if node.is_some_and(|node| node.followed && !node.hidden) {
             let node = name(index);
-            self.send(FleetInput::Pods { node, news });
+            self.send(FleetInput::Pods { node, update: news });
         }
     }
 
@@ -81,7 +81,7 @@ impl World {
         };
         node.pods
             .insert(format!("{}/{}", pod.namespace, pod.name), pod.clone());
-        self.send_pod(index, PodNews::Seen(Box::new(pod)));
+        self.send_pod(index, PodUpdate::Observed(Box::new(pod)));
     }
 
     /// Ends one of the pods.
@@ -99,7 +99,7 @@ impl World {
         if let Some(node) = self.nodes.get_mut(index) {
             node.pods.remove(title);
         }
-        self.send_pod(index, PodNews::Gone(title.to_owned()));
+        self.send_pod(index, PodUpdate::Gone(title.to_owned()));
     }
 
     /// Ends pods that were evicted or that a drain waits for. Returns false if there were none.

@@ -27,7 +27,11 @@ impl World {
             return;
         };
         let (name, news) = (name.to_owned(), self.resources.news(name));
-        self.send(FleetInput::Resource { node, name, news });
+        self.send(FleetInput::Resource {
+            node,
+            name,
+            update: news,
+        });
     }
 
     /// Lets a janitor work on one of the custom resources.

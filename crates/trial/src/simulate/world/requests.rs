@@ -6,8 +6,8 @@ use std::sync::Arc;
 use contract::{HealthEvent, keys};
 use fleet::session::Intent;
 use fleet::{
-    CreateAnswer, FleetInput, InStore, PatchAnswer, Planned, PlannedRemoval, PlannedResource,
-    PodNews, RemovalAnswer,
+    CreateAnswer, EventInStore, FleetInput, PatchAnswer, Planned, PlannedRemoval, PlannedResource,
+    PodUpdate, RemovalAnswer,
 };
 use jiff::Timestamp;
 use model::attempt::Attempt;
@@ -117,11 +117,11 @@ impl World {
         Ok(true)
     }
 
-    fn in_store(&self, id: &str) -> InStore {
+    fn in_store(&self, id: &str) -> EventInStore {
         if self.stored.iter().any(|record| record.id == id) {
-            InStore::Current
+            EventInStore::Current
         } else {
-            InStore::Nothing
+            EventInStore::Missing
         }
     }
 
@@ -175,7 +175,7 @@ impl World {
             Some(grace) => {
                 pod.ends_by.get_or_insert(now + grace);
                 let pod = pod.clone();
-                self.send_pod(index, PodNews::Seen(Box::new(pod)));
+                self.send_pod(index, PodUpdate::Observed(Box::new(pod)));
             }
             None => self.pod_gone(index, &title),
         }

@@ -104,7 +104,7 @@ proptest! {
                 Happening::Report { gpu, check, healthy } => report(&mut world, gpu, check, healthy),
                 Happening::Release => world.annotate(keys::RELEASE, "by hand"),
                 Happening::RuleDeleted => if let Some((name, _)) = world.rules.pop_first() {
-                    world.take(FleetInput::Devices(DeviceInput::Rule(name, None)));
+                    world.handle(FleetInput::Devices(DeviceInput::Rule(name, None)));
                 }
                 Happening::Crash(restart) => {
                     world.restart(restart);

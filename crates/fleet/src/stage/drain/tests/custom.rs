@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::status::eviction::EvictionWord;
+use crate::status::eviction::EvictionStatus;
 use crate::{CreateAnswer, PlannedResource};
 
 const TABLE: &str = r#"
@@ -59,7 +59,7 @@ fn create(world: &mut World, planned: &PlannedResource) -> Value {
 fn make(world: &mut World, planned: &PlannedResource) {
     let answer = CreateAnswer::There(Box::new(create(world, planned)));
     let (node, key) = ("n1".to_owned(), planned.key.clone());
-    world.take(FleetInput::ResourceCreated { node, key, answer });
+    world.handle(FleetInput::ResourceCreated { node, key, answer });
 }
 
 fn finish(world: &mut World, name: &str) {
@@ -73,9 +73,9 @@ fn session_id(world: &World) -> String {
     Ownership::read(&world["n1"]).unwrap().session_id
 }
 
-fn eviction(world: &World) -> EvictionWord {
+fn eviction(world: &World) -> EvictionStatus {
     let session = world.fleet.status("n1").unwrap().session.unwrap();
-    session.drain.unwrap().word
+    session.drain.unwrap().status
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn one_that_does_not_end_asks_a_person_and_is_not_called_drained() {
     let planned = look(&mut world).makes.remove(0);
     make(&mut world, &planned);
     look(&mut world);
-    assert_eq!(eviction(&world), EvictionWord::InProgress);
+    assert_eq!(eviction(&world), EvictionStatus::InProgress);
     world.now += SignedDuration::from_mins(30);
     let looked = look(&mut world);
     let asked = looked
@@ -227,14 +227,14 @@ fn one_that_does_not_end_asks_a_person_and_is_not_called_drained() {
     assert_eq!(asked, [expected]);
     assert_eq!(
         (state(&world), eviction(&world)),
-        (Some("draining"), EvictionWord::Failed)
+        (Some("draining"), EvictionStatus::Failed)
     );
     // The resource is still watched.
     finish(&mut world, name);
     look(&mut world);
     assert_eq!(
         (world.phase(), eviction(&world)),
-        (Phase::Drained, EvictionWord::Succeeded)
+        (Phase::Drained, EvictionStatus::Succeeded)
     );
 }
 
@@ -251,13 +251,13 @@ fn what_cannot_be_made_is_tried_again_and_a_person_asked() {
             why,
             retry_after: None,
         };
-        world.take(FleetInput::ResourceCreated { node, key, answer });
+        world.handle(FleetInput::ResourceCreated { node, key, answer });
         if let Some(again) = look(&mut world).makes.pop() {
             (planned, tries) = (again, tries + 1);
         }
     }
     assert!((10..60).contains(&tries), "{tries}");
-    assert_eq!(eviction(&world), EvictionWord::Failed);
+    assert_eq!(eviction(&world), EvictionStatus::Failed);
     assert!(
         awaits(&world).ends_with("to be made (no kind DrainRequest)"),
         "{}",
@@ -415,7 +415,7 @@ impl Real {
                     2 => failed,
                     _ => CreateAnswer::Refused(why),
                 };
-                world.take(FleetInput::ResourceCreated { node, key, answer });
+                world.handle(FleetInput::ResourceCreated { node, key, answer });
             }
             Act::Finish => {
                 let names: Vec<String> = world.resources.keys().cloned().collect();

@@ -52,7 +52,7 @@ fn a_gang_writes_its_checkpoint_before_any_of_it_is_evicted_through_restarts() {
             };
             pod.checkpoint = Some(checkpoint);
             let pod = pod.clone();
-            world.tell(PodNews::Seen(Box::new(pod)));
+            world.tell(PodUpdate::Observed(Box::new(pod)));
         };
         answer(&mut world, "b", RemovalAnswer::Taken);
         says(&mut world, None);

@@ -93,7 +93,7 @@ impl Real {
             Act::Comes(index) => {
                 add(world, &title(*index));
                 let pod = world.pods[&title(*index)].clone();
-                world.tell(PodNews::Seen(Box::new(pod)));
+                world.tell(PodUpdate::Observed(Box::new(pod)));
             }
             Act::Ends(index) => gone(world, &title(*index)),
             Act::Answer(how) => {

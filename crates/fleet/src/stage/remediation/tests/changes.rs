@@ -272,7 +272,7 @@ impl Stage {
         match self {
             Self::Draining => {
                 world.pods.clear();
-                world.tell(crate::PodNews::Gone("jobs/a".into()));
+                world.tell(crate::PodUpdate::Gone("jobs/a".into()));
             }
             Self::Remediating => end(world, done()),
             Self::Validating => {

@@ -1,7 +1,7 @@
 //! Diagnostics are collected beside the drain, and hold nothing up.
 
 use super::*;
-use crate::PodNews;
+use crate::PodUpdate;
 use crate::drain::PodView;
 
 const CONFIG: &str = r#"
@@ -55,7 +55,7 @@ fn world_with_pod() -> World {
 
 fn pod_ends(world: &mut World) {
     world.pods.clear();
-    world.tell(PodNews::Gone("jobs/a".to_owned()));
+    world.tell(PodUpdate::Gone("jobs/a".to_owned()));
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn diagnostics_that_do_not_end_or_cannot_be_made_hold_nothing_up() {
     pod_ends(&mut world);
     let (node, key) = ("n1".to_owned(), job.key);
     let answer = CreateAnswer::Refused("no".to_owned());
-    world.take(FleetInput::ResourceCreated { node, key, answer });
+    world.handle(FleetInput::ResourceCreated { node, key, answer });
     assert_eq!(until_made(&mut world).kind.kind, "RebootNode");
 }
 

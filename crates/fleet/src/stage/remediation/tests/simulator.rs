@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::Switched;
+use crate::SwitchState;
 
 /// Actions that faults recommend: none, a reset, support, reboots, a replacement.
 const ACTIONS: [i32; 6] = [0, 2, 5, 15, 24, 25];
@@ -152,7 +152,7 @@ impl Real {
                 return make(world, &planned);
             }
         };
-        world.take(FleetInput::ResourceCreated { node, key, answer });
+        world.handle(FleetInput::ResourceCreated { node, key, answer });
     }
 
     fn act(&mut self, world: &mut World, act: &Act) {
@@ -199,9 +199,9 @@ impl Real {
             Act::Release => world.annotate(keys::RELEASE, "{}"),
             Act::Unread(unread) => {
                 let unread = unread.then(|| "nobody has answered".to_owned());
-                world.take(FleetInput::Switched(Box::new(Switched {
+                world.handle(FleetInput::Switches(Box::new(SwitchState {
                     unread,
-                    ..Switched::default()
+                    ..SwitchState::default()
                 })));
             }
             Act::HandOver(over) => {
