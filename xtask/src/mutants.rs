@@ -70,13 +70,13 @@ const SIMULATED: [Guard; 10] = [
     Guard {
         what: "nothing is drained whose pods are not known",
         file: "fleet/src/stage/drain.rs",
-        text: "self.pods.as_ref().filter(|pods| pods.sees_pods())",
+        text: "self.pods.as_ref().filter(|pods| pods.has_current_pods())",
         without: "self.pods.as_ref().filter(|_| true)",
     },
     Guard {
         what: "only DeleteAfterTimeout deletes pods without time to end",
         file: "fleet/src/drain.rs",
-        text: "(wished == DrainMode::DeleteAfterTimeout",
+        text: "(configured == DrainMode::DeleteAfterTimeout",
         without: "(true",
     },
     Guard {
@@ -88,8 +88,8 @@ const SIMULATED: [Guard; 10] = [
     Guard {
         what: "what was repaired is validated before it comes back",
         file: "fleet/src/stage/validation.rs",
-        text: "let repaired = (own.mark",
-        without: "let repaired = false && (own.mark",
+        text: "let remediated = (own.mark",
+        without: "let remediated = false && (own.mark",
     },
 ];
 
@@ -99,8 +99,8 @@ const HELD: [Held; 5] = [
         guard: Guard {
             what: "a node is drained once the custom resource of its drain says so",
             file: "fleet/src/stage/drain/custom.rs",
-            text: "&& self.object.seen == Seen::There(true)",
-            without: "&& matches!(self.object.seen, Seen::There(_))",
+            text: "&& self.object.state == DrainResource::There(true)",
+            without: "&& matches!(self.object.state, DrainResource::There(_))",
         },
         package: "gpuwarden-fleet",
         test: "stage::drain::tests::custom::one_that_does_not_end_asks_a_person_and_is_not_called_drained",

@@ -8,7 +8,7 @@ use model::position::Position;
 use model::wakes::Wakes;
 
 use super::{Effect, Level, Unsaved};
-use crate::session::Note;
+use crate::session::JournalNote;
 
 /// Results of decisions that are still to be collected.
 #[derive(Debug, Default)]
@@ -30,21 +30,21 @@ pub(super) struct Agenda {
 
 /// A question to the store about a node.
 #[derive(Debug)]
-pub(super) enum Awaits {
+pub(super) enum StoreQuestion {
     /// The store is asked whether it has the events listed on the node.
-    Found,
+    LookUp,
     /// The store is asked to append events that the node lists.
-    TakenOver {
+    TakeOver {
         /// Ids as listed on the node.
         listed: Vec<String>,
     },
     /// The store is asked to append events of gpuwarden itself, which open or close faults.
-    OfOurs {
+    AppendOwn {
         /// Text for the journal once the events are stored.
         text: String,
     },
     /// The store has answered, and the feed has yet to deliver up to this position.
-    Feed(Position),
+    AwaitFeed(Position),
 }
 
 // === impl Agenda ===
@@ -58,12 +58,12 @@ impl Agenda {
     }
 
     /// Adds an entry to the journal of a node; with a level, logs it too.
-    pub(super) fn note(
+    pub(super) fn journal(
         &mut self,
         now: Timestamp,
         node: &str,
         session: Option<&str>,
-        note: Note,
+        note: JournalNote,
         level: Option<Level>,
     ) {
         let entry = Entry {
@@ -74,13 +74,13 @@ impl Agenda {
             text: note.text,
             detail: note.detail,
         };
-        self.effects.push(Effect::Note(entry, level));
+        self.effects.push(Effect::Journal(entry, level));
     }
 
     /// Journals and logs something about a node that needs a person's attention.
     pub(super) fn call_attention(&mut self, now: Timestamp, node: &str, text: String) {
-        let note = Note::new(EntryKind::Attention, text);
-        self.note(now, node, None, note, Some(Level::Warn));
+        let note = JournalNote::new(EntryKind::Attention, text);
+        self.journal(now, node, None, note, Some(Level::Warn));
     }
 
     /// Logs a line for people.

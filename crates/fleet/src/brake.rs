@@ -53,12 +53,12 @@ pub struct Member<'a> {
     /// Labels of the node.
     pub labels: &'a BTreeMap<String, String>,
     /// Set if the node is out of service.
-    pub out: Option<Out>,
+    pub out: Option<OutOfService>,
 }
 
 /// A node that is out of service, or may be before the next look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Out {
+pub struct OutOfService {
     /// Time since which the node is out; `None` if unknown, which counts as long ago.
     pub since: Option<Timestamp>,
     /// True if the node is out only because a sender asked for it (`force`); it is not counted
@@ -84,7 +84,7 @@ pub struct Candidate {
 
 /// Input of [`plan`]: the cluster, its limits and the waiting nodes.
 #[derive(Clone, Debug)]
-pub struct Question<'a> {
+pub struct PlanInput<'a> {
     /// The limits; `None` if the brake is off.
     pub brake: Option<&'a Brake>,
     /// Label of GPU nodes.
@@ -114,14 +114,14 @@ pub struct Plan {
     /// True if the circuit breaker trips: the window is full and a node waits.
     pub trip: bool,
     /// Use of each limit, the fullest first; of budgets with groups only the groups in use.
-    pub limits: Vec<Use>,
+    pub limits: Vec<LimitUse>,
     /// True if no node carries the GPU label, so that all nodes are counted.
     pub unlabelled: bool,
 }
 
 /// Use of a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Use {
+pub struct LimitUse {
     /// The limit, for people: `20% per rack`, `50% in 5m`.
     pub limit: String,
     /// Value of the label that groups the nodes, if the budget has one.
@@ -153,7 +153,7 @@ pub enum Hold {
         /// Budget that is used up.
         budget: Budget,
         /// Use of the budget.
-        room: Use,
+        room: LimitUse,
     },
 }
 
@@ -161,7 +161,7 @@ pub enum Hold {
 type Group<'a> = (bool, Option<&'a str>);
 
 /// A budget while it is being applied.
-struct Count<'a> {
+struct BudgetCount<'a> {
     budget: &'a Budget,
     groups: BTreeMap<Group<'a>, Room<'a>>,
 }
@@ -201,19 +201,17 @@ pub fn some_of(names: &[String], count: usize) -> String {
 ///
 /// A held node whose faults no longer ask for a quarantine is not among the candidates, and so
 /// is dropped.
-pub fn plan(mut question: Question<'_>) -> Plan {
-    let mut candidates = std::mem::take(&mut question.candidates);
-    let members = &question.members;
-    let unlabelled = !members
-        .iter()
-        .any(|member| question.gpu_label.is_on(member));
-    let gpu = |member: &Member<'_>| unlabelled || question.gpu_label.is_on(member);
-    let budgets = question.brake.iter().flat_map(|brake| &brake.budgets);
-    let mut counts: Vec<Count<'_>> = budgets
-        .map(|budget| Count::new(budget, members, gpu))
+pub fn plan(mut input: PlanInput<'_>) -> Plan {
+    let mut candidates = std::mem::take(&mut input.candidates);
+    let members = &input.members;
+    let unlabelled = !members.iter().any(|member| input.gpu_label.is_on(member));
+    let gpu = |member: &Member<'_>| unlabelled || input.gpu_label.is_on(member);
+    let budgets = input.brake.iter().flat_map(|brake| &brake.budgets);
+    let mut counts: Vec<BudgetCount<'_>> = budgets
+        .map(|budget| BudgetCount::new(budget, members, gpu))
         .collect();
-    let window = question.brake.and_then(|brake| brake.window.as_ref());
-    let mut window = window.map(|window| WindowCount::new(window, &question, gpu));
+    let window = input.brake.and_then(|brake| brake.window.as_ref());
+    let mut window = window.map(|window| WindowCount::new(window, &input, gpu));
     let by_name: BTreeMap<&str, &Member<'_>> =
         members.iter().map(|member| (member.name, member)).collect();
 
@@ -234,8 +232,8 @@ pub fn plan(mut question: Question<'_>) -> Plan {
         let is_gpu = gpu(member);
         if !candidate.forced {
             let full = window.as_ref().is_some_and(WindowCount::is_full);
-            plan.trip |= question.stop.is_none() && is_gpu && full;
-            let hold = (question.stop.clone())
+            plan.trip |= input.stop.is_none() && is_gpu && full;
+            let hold = (input.stop.clone())
                 .or_else(|| plan.trip.then_some(Hold::Tripped))
                 .or_else(|| counts.iter().find_map(|count| count.hold(member, is_gpu)));
             if let Some(hold) = hold {
@@ -247,12 +245,12 @@ pub fn plan(mut question: Question<'_>) -> Plan {
             }
         }
         for count in &mut counts {
-            count.take(member, is_gpu);
+            count.add(member, is_gpu);
         }
         plan.start.push(candidate.node);
     }
 
-    plan.limits = counts.iter().flat_map(Count::uses).collect();
+    plan.limits = counts.iter().flat_map(BudgetCount::uses).collect();
     plan.limits.extend(window.as_ref().map(WindowCount::usage));
     plan.limits
         .sort_by(|a, b| b.utilization().total_cmp(&a.utilization()));
@@ -283,7 +281,7 @@ impl Candidate {
 
 // === impl Count ===
 
-impl<'a> Count<'a> {
+impl<'a> BudgetCount<'a> {
     fn new(budget: &'a Budget, members: &[Member<'a>], gpu: impl Fn(&Member<'_>) -> bool) -> Self {
         let mut count = Self {
             budget,
@@ -294,7 +292,7 @@ impl<'a> Count<'a> {
             let room = count.groups.entry(group).or_default();
             room.of += 1;
             if member.out.is_some() {
-                room.take(member.name);
+                room.add(member.name);
             }
         }
         count
@@ -315,12 +313,12 @@ impl<'a> Count<'a> {
         })
     }
 
-    fn take(&mut self, member: &Member<'a>, gpu: bool) {
+    fn add(&mut self, member: &Member<'a>, gpu: bool) {
         let group = self.group(member, gpu);
-        self.groups.entry(group).or_default().take(member.name);
+        self.groups.entry(group).or_default().add(member.name);
     }
 
-    fn uses(&self) -> impl Iterator<Item = Use> {
+    fn uses(&self) -> impl Iterator<Item = LimitUse> {
         self.groups
             .iter()
             // The group of all GPU nodes is always shown.
@@ -328,9 +326,9 @@ impl<'a> Count<'a> {
             .map(|(group, room)| self.usage(*group, room))
     }
 
-    fn usage(&self, (gpu, value): Group<'_>, room: &Room<'_>) -> Use {
+    fn usage(&self, (gpu, value): Group<'_>, room: &Room<'_>) -> LimitUse {
         let domain = self.budget.per.as_ref();
-        Use {
+        LimitUse {
             limit: self.budget.to_string(),
             domain: domain.map(|_| value.unwrap_or_default().to_owned()),
             gpu,
@@ -345,18 +343,18 @@ impl<'a> Count<'a> {
 // === impl WindowCount ===
 
 impl<'a> WindowCount<'a> {
-    fn new(window: &'a Window, question: &Question<'a>, gpu: impl Fn(&Member<'_>) -> bool) -> Self {
+    fn new(window: &'a Window, input: &PlanInput<'a>, gpu: impl Fn(&Member<'_>) -> bool) -> Self {
         let counts = |at: Timestamp| {
             // A time in the future, from another clock, counts as within the window.
-            question.now.duration_since(at) < window.duration
-                && question.reset_at.is_none_or(|reset_at| at > reset_at)
+            input.now.duration_since(at) < window.duration
+                && input.reset_at.is_none_or(|reset_at| at > reset_at)
         };
-        let members = question.members.iter().filter(|member| gpu(member));
+        let members = input.members.iter().filter(|member| gpu(member));
         let (mut nodes, mut of) = (BTreeSet::new(), 0);
         for member in members {
             of += 1;
             let out = member.out.filter(|out| !out.forced);
-            let before = question.recent.get(member.name).copied();
+            let before = input.recent.get(member.name).copied();
             let mut times = [out.and_then(|out| out.since), before]
                 .into_iter()
                 .flatten();
@@ -376,9 +374,9 @@ impl<'a> WindowCount<'a> {
         self.nodes.len() >= self.allowed
     }
 
-    fn usage(&self) -> Use {
+    fn usage(&self) -> LimitUse {
         let nodes = self.nodes.iter().take(NAMED).copied();
-        Use {
+        LimitUse {
             limit: self.window.to_string(),
             domain: None,
             gpu: true,
@@ -393,7 +391,7 @@ impl<'a> WindowCount<'a> {
 // === impl Room ===
 
 impl<'a> Room<'a> {
-    fn take(&mut self, name: &'a str) {
+    fn add(&mut self, name: &'a str) {
         self.used += 1;
         if self.by.len() < NAMED {
             self.by.push(name);
@@ -429,7 +427,7 @@ impl fmt::Display for NodeLabel {
 
 // === impl Use ===
 
-impl Use {
+impl LimitUse {
     /// Returns the used share: 1 is full, and more where nodes were taken out by others or by
     /// force.
     pub fn utilization(&self) -> f64 {
@@ -508,7 +506,7 @@ impl fmt::Display for Hold {
             Self::Paused(pause) => write!(f, "new quarantines are {pause}"),
             Self::Tripped => f.write_str("the circuit breaker is tripped"),
             Self::Budget { budget, room } => {
-                let Use {
+                let LimitUse {
                     used,
                     allowed,
                     of,

@@ -24,11 +24,11 @@ use model::event::{MAX_EVENTS, Record, content_fingerprint, normalise};
 use model::journal::EntryKind;
 use model::ownership::{Maker, Ownership};
 
-use super::agenda::Awaits;
+use super::agenda::StoreQuestion;
 use super::entry::Claim;
 use super::look::Look;
 use super::{Effect, EventInStore, Level, Purpose};
-use crate::session::{Failure, Note, foreign_session};
+use crate::session::{Failure, JournalNote, foreign_session};
 
 /// Nodes that no other gpuwarden speaks for: sessions on them that the store does not know are
 /// taken over, unless another kind of gpuwarden made them.
@@ -85,7 +85,7 @@ impl Look<'_> {
         let entry = &mut *self.entry;
         let found = std::mem::take(&mut entry.claim.found);
         // Ids that the node no longer lists are dropped.
-        let known = &mut entry.claim.known;
+        let known = &mut entry.claim.stored;
         known.retain(|id| own.events.iter().any(|event| event.id == *id));
         let (mut unknown, mut asked) = (Vec::new(), Vec::new());
         let mut history = BTreeMap::new();
@@ -113,7 +113,7 @@ impl Look<'_> {
         if !asked.is_empty() {
             let (node, ids) = (name.to_owned(), asked);
             entry.claim.found = found;
-            entry.claim.awaits = Some(Awaits::Found);
+            entry.claim.question = Some(StoreQuestion::LookUp);
             self.agenda.effects.push(Effect::LookUp { node, ids });
             return Claim::Later;
         }
@@ -144,7 +144,7 @@ impl Look<'_> {
         unknown.truncate(MAX_EVENTS - events.len());
         let listed = unknown.iter().map(|event| event.id.clone()).collect();
         events.extend(as_received(unknown, now));
-        self.entry.claim.awaits = Some(Awaits::TakenOver { listed });
+        self.entry.claim.question = Some(StoreQuestion::TakeOver { listed });
         self.log(
             Level::Info,
             format!(
@@ -160,22 +160,22 @@ impl Look<'_> {
     }
 
     /// Handles the store's answer about events that a node lists.
-    pub(super) fn found(&mut self, found: Option<BTreeMap<String, EventInStore>>) {
+    pub(super) fn events_found(&mut self, found: Option<BTreeMap<String, EventInStore>>) {
         let entry = &mut *self.entry;
-        entry.claim.awaits = None;
+        entry.claim.question = None;
         match found {
             Some(found) => {
                 entry.claim.unanswered = false;
                 entry.claim.found.extend(found);
                 self.agenda.dirty.insert(self.name.to_owned());
             }
-            None => self.claim_later(),
+            None => self.retry_claim(),
         }
     }
 
     /// Records whether the node is left alone because of another gpuwarden's session, and
     /// journals it once per session.
-    pub(super) fn keep_claim(&mut self, own: Option<&Ownership>, claim: Claim) {
+    pub(super) fn record_claim(&mut self, own: Option<&Ownership>, claim: Claim) {
         let own = match claim {
             Claim::Ours => None,
             Claim::Foreign => own,
@@ -204,13 +204,13 @@ impl Look<'_> {
         }
         let id = session.clone().or(entry.claim.foreign.take());
         entry.claim.foreign = session;
-        let note = Note::new(EntryKind::Session, text);
+        let note = JournalNote::new(EntryKind::Session, text);
         let now = self.state.now;
-        (self.agenda).note(now, self.name, id.as_deref(), note, Some(Level::Info));
+        (self.agenda).journal(now, self.name, id.as_deref(), note, Some(Level::Info));
     }
 
     /// Records that the store does not answer about a node; nothing is decided before a retry.
-    pub(super) fn claim_later(&mut self) {
+    pub(super) fn retry_claim(&mut self) {
         let failure = Failure::Error { retry_after: None };
         self.entry.claim.unanswered = true;
         self.entry.session.failed(failure, self.state.now);

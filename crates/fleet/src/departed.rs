@@ -14,9 +14,9 @@ use super::look::Look;
 
 /// Minimum absence of a node, as observed by this process, before its old faults are dropped: a
 /// deleted node object comes back with the next start of the kubelet.
-const ABSENT: SignedDuration = SignedDuration::from_hours(24);
+const MIN_ABSENCE: SignedDuration = SignedDuration::from_hours(24);
 /// Wait before a retry where the store did not append the events.
-const AGAIN: SignedDuration = SignedDuration::from_secs(10);
+const APPEND_RETRY: SignedDuration = SignedDuration::from_secs(10);
 
 impl Look<'_> {
     /// Closes the faults of a machine that is gone. Returns whether the node can be decided
@@ -43,7 +43,7 @@ impl Look<'_> {
         } else {
             let absent_since = *self.entry.absent_since.get_or_insert(now);
             let retention = self.state.settings.retention;
-            let until = after(newest, retention).max(after(absent_since, ABSENT));
+            let until = after(newest, retention).max(after(absent_since, MIN_ABSENCE));
             if now < until {
                 self.agenda.wakes.set(name, Some(until));
                 return true;
@@ -58,13 +58,13 @@ impl Look<'_> {
             return true;
         }
         let text = format!("{why}: {} faults of before are closed", closing.len());
-        self.in_stages(|_, _, asks| asks.append(closing, Purpose::Close, text));
+        self.in_stages(|_, _, requests| requests.append(closing, Purpose::Close, text));
         false
     }
 
     /// Schedules another attempt after the store did not append events.
-    pub(super) fn append_again_later(&mut self) {
-        let at = after(self.state.now, AGAIN);
+    pub(super) fn retry_append(&mut self) {
+        let at = after(self.state.now, APPEND_RETRY);
         self.agenda.wakes.set(self.name, Some(at));
     }
 }

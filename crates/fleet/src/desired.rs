@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use policy::assess::{Desired, assess};
 
+use super::assessment::{Assessment, ConditionInputs, FaultVersion};
 use super::entry::NodeEntry;
-use super::remembered::{Judged, Reported, Told};
 use super::state::FleetState;
 
 // === impl NodeEntry ===
@@ -25,29 +25,34 @@ impl NodeEntry {
     }
 
     /// Returns the same as [`Self::desired`], from a cache while no input has changed.
-    pub(super) fn judge(&mut self, name: &str, fleet: &FleetState) -> Desired {
+    pub(super) fn cached_desired(&mut self, name: &str, fleet: &FleetState) -> Desired {
         let policy = fleet.policy.as_ref();
         // Devices change without a change of the node, so they are not cached.
         let policy = policy.filter(|policy| policy.device_taints.is_none());
         let (Some(observed), Some(policy)) = (&self.observed, policy) else {
             return self.desired(name, fleet);
         };
-        let faults: Vec<Reported> = fleet.book.faults(name).iter().map(Reported::of).collect();
+        let faults: Vec<FaultVersion> = fleet
+            .book
+            .faults(name)
+            .iter()
+            .map(FaultVersion::of)
+            .collect();
         let dismissal = self.dismissal(fleet);
-        let known = self.judged.as_ref().filter(|known| {
-            Arc::ptr_eq(&known.view, &observed.view)
-                && Arc::ptr_eq(&known.policy, policy)
-                && known.dismissal == dismissal
-                && known.faults == faults
+        let cached = self.assessment.as_ref().filter(|cached| {
+            Arc::ptr_eq(&cached.view, &observed.view)
+                && Arc::ptr_eq(&cached.policy, policy)
+                && cached.dismissal == dismissal
+                && cached.faults == faults
         });
-        if let Some(known) = known {
-            debug_assert_eq!(known.desired, self.desired(name, fleet));
-            return known.desired.clone();
+        if let Some(cached) = cached {
+            debug_assert_eq!(cached.desired, self.desired(name, fleet));
+            return cached.desired.clone();
         }
         let desired = self.desired(name, fleet);
         // A node in service is rarely asked about twice; caching thousands of them costs memory.
-        self.judged = desired.wanted().then(|| {
-            Box::new(Judged {
+        self.assessment = desired.wanted().then(|| {
+            Box::new(Assessment {
                 view: Arc::clone(&observed.view),
                 policy: Arc::clone(policy),
                 faults,
@@ -59,21 +64,26 @@ impl NodeEntry {
     }
 
     /// Returns whether the inputs of the node's conditions have changed since the last call.
-    pub(super) fn has_news(&mut self, name: &str, fleet: &FleetState) -> bool {
+    pub(super) fn conditions_changed(&mut self, name: &str, fleet: &FleetState) -> bool {
         let Some(view) = self.view.clone() else {
             return true;
         };
-        let told = Told {
+        let condition_inputs = ConditionInputs {
             view,
-            faults: fleet.book.faults(name).iter().map(Reported::of).collect(),
-            heard: fleet.book.heard(name).count(),
+            faults: fleet
+                .book
+                .faults(name)
+                .iter()
+                .map(FaultVersion::of)
+                .collect(),
+            checks: fleet.book.heard(name).count(),
         };
-        let same = self.told.as_ref().is_some_and(|before| {
-            Arc::ptr_eq(&before.view, &told.view)
-                && before.faults == told.faults
-                && before.heard == told.heard
+        let same = self.condition_inputs.as_ref().is_some_and(|before| {
+            Arc::ptr_eq(&before.view, &condition_inputs.view)
+                && before.faults == condition_inputs.faults
+                && before.checks == condition_inputs.checks
         });
-        self.told = Some(Box::new(told));
+        self.condition_inputs = Some(Box::new(condition_inputs));
         !same
     }
 }

@@ -63,19 +63,19 @@ pub(super) struct Devices {
 
 impl Devices {
     /// Handles a change. Returns the nodes that it concerns.
-    pub(super) fn take(&mut self, input: DeviceInput) -> BTreeSet<String> {
+    pub(super) fn update(&mut self, input: DeviceInput) -> BTreeSet<String> {
         match input {
             DeviceInput::Watch(watch) => {
                 self.watch = watch;
                 BTreeSet::new()
             }
             DeviceInput::Slice(name, slice) => self.inventory.take(&name, slice),
-            DeviceInput::Rule(name, rule) => self.take_rule(name, rule.map(|rule| *rule)),
-            DeviceInput::Claim(name, claim) => self.take_claim(name, claim),
+            DeviceInput::Rule(name, rule) => self.update_rule(name, rule.map(|rule| *rule)),
+            DeviceInput::Claim(name, claim) => self.update_claim(name, claim),
         }
     }
 
-    fn take_rule(&mut self, name: String, rule: Option<Rule>) -> BTreeSet<String> {
+    fn update_rule(&mut self, name: String, rule: Option<Rule>) -> BTreeSet<String> {
         let before = self.rules.remove(&name);
         let mut nodes = BTreeSet::new();
         if let Some(before) = before {
@@ -93,7 +93,7 @@ impl Devices {
         nodes
     }
 
-    fn take_claim(&mut self, name: String, claim: Option<Claim>) -> BTreeSet<String> {
+    fn update_claim(&mut self, name: String, claim: Option<Claim>) -> BTreeSet<String> {
         let before = self.claims.remove(&name);
         for device in before.iter().flat_map(|claim| &claim.devices) {
             if let Some(names) = self.claims_of.get_mut(device) {
@@ -135,7 +135,7 @@ impl Devices {
         let overtaken =
             (known.zip(after.as_ref())).is_some_and(|(known, after)| after.is_older_than(known));
         if !overtaken {
-            self.take(DeviceInput::Rule(name.to_owned(), after));
+            self.update(DeviceInput::Rule(name.to_owned(), after));
         }
     }
 

@@ -144,35 +144,35 @@ pub enum Next {
 
 /// Returns the fate of `pod` without regard to a gang.
 pub fn fate(pod: &PodView, drain: Drain, config: &DrainConfig, now: Timestamp) -> Fate {
-    fate_among(pod, &Gangs::default(), drain, config, now)
+    fate_in_gang(pod, &Gangs::default(), drain, config, now)
 }
 
 /// Returns the fate of `pod` together with its gang.
-fn fate_among(
+fn fate_in_gang(
     pod: &PodView,
     gangs: &Gangs,
     drain: Drain,
     config: &DrainConfig,
     now: Timestamp,
 ) -> Fate {
-    let gang = gangs.together(pod);
-    let wished = match stays(pod, config) {
+    let gang = gangs.gang_of(pod);
+    let configured = match stays(pod, config) {
         Err(stay) => return Fate::Stays(stay),
         Ok(mode) => gang.map_or(mode, |gang| gang.mode),
     };
     let mode = if drain.force {
         DrainMode::Immediate
     } else {
-        wished
+        configured
     };
-    let pod = gangs.as_one(pod);
+    let pod = gangs.with_gang_readiness(pod);
     let deadline = later(drain.since, config.delete_after);
     let evict = Next::Evict(
         pod.grace
             .unwrap_or(DEFAULT_GRACE)
             .min(config.eviction_grace),
     );
-    let deletes = (wished == DrainMode::DeleteAfterTimeout
+    let deletes = (configured == DrainMode::DeleteAfterTimeout
         && now >= last_resort(&pod, gangs, drain, config))
         || stuck_until(&pod, config).is_some_and(|until| now >= until);
     let idle = pod
@@ -269,7 +269,7 @@ pub fn wake_at(
     drain: Drain,
     config: &DrainConfig,
 ) -> Option<Timestamp> {
-    let pod = gangs.as_one(pod);
+    let pod = gangs.with_gang_readiness(pod);
     let idle = pod
         .unready_since
         .map(|since| later(since, config.unready_after));

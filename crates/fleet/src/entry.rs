@@ -11,11 +11,11 @@ use model::position::Position;
 use policy::assess::{Dismissal, FaultRuling};
 
 use super::EventInStore;
-use super::agenda::Awaits;
-use super::remembered::{Judged, Told};
+use super::agenda::StoreQuestion;
+use super::assessment::{Assessment, ConditionInputs};
 use super::stage::Stages;
 use super::state::FleetState;
-use crate::brake::{Hold, Out};
+use crate::brake::{Hold, OutOfService};
 use crate::session::{Observed, Phase, Session, dismissal};
 use crate::status::Reports;
 use crate::veto_state::VetoState;
@@ -45,14 +45,14 @@ pub(super) struct NodeEntry {
     /// Ownership of the session on the node.
     pub(super) claim: ClaimState,
     /// Facts already journaled, which are not journaled again.
-    pub(super) noted: Noted,
+    pub(super) journaled: Journaled,
     /// Result of the last assessment of the node's faults.
-    pub(super) judged: Option<Box<Judged>>,
+    pub(super) assessment: Option<Box<Assessment>>,
     /// Inputs of the conditions that were last written.
-    pub(super) told: Option<Box<Told>>,
+    pub(super) condition_inputs: Option<Box<ConditionInputs>>,
     /// Set while the node is out of service according to its annotations, or in a dry run would
     /// be.
-    own: Option<Out>,
+    own: Option<OutOfService>,
     /// Hold that keeps the node in service, if any.
     pub(super) hold: Option<Hold>,
 }
@@ -80,9 +80,9 @@ pub(super) struct PatchState {
 #[derive(Debug, Default)]
 pub(super) struct ClaimState {
     /// Ids of events listed on the node that the store has.
-    pub(super) known: Vec<String>,
+    pub(super) stored: Vec<String>,
     /// Question to the store without an answer: nothing is decided about the node before.
-    pub(super) awaits: Option<Awaits>,
+    pub(super) question: Option<StoreQuestion>,
     /// True if the store did not answer the last question; it is retried.
     pub(super) unanswered: bool,
     /// Answers of the store about events on the node, for the next look.
@@ -95,7 +95,7 @@ pub(super) struct ClaimState {
 
 /// Facts about a node that are journaled only when they change.
 #[derive(Debug, Default)]
-pub(super) struct Noted {
+pub(super) struct Journaled {
     /// Rulings about the node's faults.
     pub(super) rulings: Vec<FaultRuling>,
     /// Name of a policy that the node chooses and that does not exist.
@@ -129,10 +129,10 @@ impl NodeEntry {
 
     /// Sets the observed state of the node. Returns whether anything that decisions depend on
     /// has changed; a heartbeat changes nothing.
-    pub(super) fn take_view(&mut self, view: Arc<NodeView>) -> bool {
+    pub(super) fn set_view(&mut self, view: Arc<NodeView>) -> bool {
         let Some(known) = &self.view else {
             self.view = Some(view);
-            self.noted.missing = false;
+            self.journaled.missing = false;
             self.absent_since = None;
             self.observe();
             return true;
@@ -150,7 +150,7 @@ impl NodeEntry {
     /// Returns whether `view` is older than the current view. Versions are comparable numbers in
     /// every known Kubernetes; where they are not, no view counts as older, and a patch that
     /// rests on an old one fails its tests.
-    pub(super) fn knows_newer(&self, view: &NodeView) -> bool {
+    pub(super) fn is_outdated(&self, view: &NodeView) -> bool {
         let Some(known) = self.view.as_ref().filter(|known| known.uid == view.uid) else {
             return false;
         };
@@ -164,15 +164,16 @@ impl NodeEntry {
     }
 
     /// Returns whether an answer of the store must arrive before anything is decided.
-    pub(super) fn waits_for_an_answer(&mut self, applied: Position) -> bool {
-        if matches!(self.claim.awaits, Some(Awaits::Feed(up_to)) if up_to <= applied) {
-            self.claim.awaits = None;
+    pub(super) fn awaits_answer(&mut self, applied: Position) -> bool {
+        if matches!(self.claim.question, Some(StoreQuestion::AwaitFeed(up_to)) if up_to <= applied)
+        {
+            self.claim.question = None;
         }
-        self.claim.awaits.is_some()
+        self.claim.question.is_some()
     }
 
     /// Handles that the cluster no longer has the node.
-    pub(super) fn gone(&mut self) {
+    pub(super) fn remove_from_cluster(&mut self) {
         self.view = None;
         self.observed = None;
         self.own = None;
@@ -193,7 +194,7 @@ impl NodeEntry {
             })
         });
         let times = &self.session.times;
-        self.own = self.ownership().map(|own| Out {
+        self.own = self.ownership().map(|own| OutOfService {
             since: times.counted(keys::SESSION, own.since),
             forced: own.forced(),
         });
@@ -237,8 +238,8 @@ impl NodeEntry {
 
     /// Returns the node's entry in the brake if it counts as out: it is out, or may be before
     /// the next look.
-    pub(super) fn out(&self, now: Timestamp) -> Option<Out> {
-        let on_the_way = Out {
+    pub(super) fn out(&self, now: Timestamp) -> Option<OutOfService> {
+        let on_the_way = OutOfService {
             since: Some(now),
             forced: false,
         };

@@ -25,7 +25,7 @@ use model::wakes::CLOCK_SLACK;
 use policy::Policy;
 use policy::assess::Desired;
 
-use crate::agenda::{Agenda, Awaits};
+use crate::agenda::{Agenda, StoreQuestion};
 use crate::brake::{DOUBT, Hold, MOST_ALONE, NodeLabel};
 use crate::devices::{DeviceInput, DeviceWatch, Devices};
 use crate::drain::DrainConfig;
@@ -33,7 +33,7 @@ use crate::entry::NodeEntry;
 use crate::io::{FleetInput, Level};
 use crate::look::Look;
 use crate::remediation::RemediationConfig;
-use crate::session::{Note, Phase, Session};
+use crate::session::{JournalNote, Phase, Session};
 use crate::state::FleetState;
 use crate::waiting::{BrakeState, SwitchState};
 use crate::{Effect, Owns};
@@ -147,7 +147,7 @@ impl Fleet {
             };
             let entry = self.nodes.entry(event.node_name.clone());
             let entry = entry.or_insert_with(|| NodeEntry::new(now));
-            entry.reports.took_in(&record.id, event.is_healthy, faults);
+            entry.reports.add(&record.id, event.is_healthy, faults);
         }
         self.agenda.unsaved.nodes.insert(event.node_name.clone());
         self.look_again_at(&event.node_name);
@@ -172,9 +172,9 @@ impl Fleet {
             FleetInput::NodeGone(name) => self.gone(&name),
             FleetInput::Listed => self.list_complete(),
             FleetInput::AnswersLost => self.answers_lost(),
-            FleetInput::Devices(input) => self.take_devices(input),
+            FleetInput::Devices(input) => self.update_devices(input),
             FleetInput::NodePatched { node, answer } => {
-                self.on(&node, |look| look.answered(answer));
+                self.on(&node, |look| look.patch_answered(answer));
             }
             FleetInput::RuleChanged { node, rule, result } => {
                 // The answer updates the rules even if the node is gone.
@@ -182,22 +182,22 @@ impl Fleet {
                 self.on(&node, |look| look.rule_answered(&rule, result));
             }
             FleetInput::Pods { node, update } => {
-                self.on(&node, |look| look.take_pods(update));
+                self.on(&node, |look| look.pods_updated(update));
             }
             FleetInput::PodAnswered { node, uid, answer } => {
                 self.on(&node, |look| look.removal_answered(&uid, answer));
             }
             FleetInput::Resource { node, name, update } => {
-                self.on(&node, |look| look.take_resource(&name, update));
+                self.on(&node, |look| look.resource_updated(&name, update));
             }
             FleetInput::ResourceCreated { node, key, answer } => {
-                self.on(&node, |look| look.resource_made(&key, answer));
+                self.on(&node, |look| look.resource_created(&key, answer));
             }
             FleetInput::EventsFound { node, found } => {
-                self.on(&node, |look| look.found(found));
+                self.on(&node, |look| look.events_found(found));
             }
             FleetInput::EventsAppended { node, result } => {
-                self.on(&node, |look| look.appended(result));
+                self.on(&node, |look| look.events_appended(result));
             }
         }
     }
@@ -307,7 +307,7 @@ impl Fleet {
         );
         let mut doubt = None;
         for entry in self.nodes.values_mut() {
-            entry.session.clock_put_back(now);
+            entry.session.clock_moved_back(now);
             for stage in entry.stages.all_mut() {
                 stage.clock_moved_back(now);
             }
@@ -316,7 +316,7 @@ impl Fleet {
             doubt = doubt.or(entry.patch.in_doubt);
         }
         self.brake.doubt_ends = doubt;
-        self.brake.clock_put_back(now);
+        self.brake.clock_moved_back(now);
         self.brake.pause_ends = self.state.switches.pause_ends(now);
         self.brake.mark_stale();
         let names: Vec<String> = self.nodes.keys().cloned().collect();
@@ -362,7 +362,7 @@ impl Fleet {
         );
         self.entry(&name);
         if let Some(mut look) = self.look_at(&name)
-            && look.take_view(view, began)
+            && look.update_view(view, began)
         {
             look.again();
         }
@@ -414,15 +414,15 @@ impl Fleet {
 
     /// Handles that the cluster no longer has a node.
     fn gone(&mut self, name: &str) {
-        self.entry(name).gone();
+        self.entry(name).remove_from_cluster();
         self.brake.mark_stale();
         self.look_again_at(name);
     }
 
     /// Handles a change of single devices.
-    fn take_devices(&mut self, input: DeviceInput) {
+    fn update_devices(&mut self, input: DeviceInput) {
         let watch = self.state.devices.watch.clone();
-        for node in self.state.devices.take(input) {
+        for node in self.state.devices.update(input) {
             self.look_again_at(&node);
         }
         if self.state.devices.watch == watch {
@@ -449,11 +449,11 @@ impl Fleet {
             for stage in entry.stages.all_mut() {
                 stage.answers_lost();
             }
-            if !matches!(entry.claim.awaits, Some(Awaits::Feed(_))) {
-                entry.claim.awaits = None;
+            if !matches!(entry.claim.question, Some(StoreQuestion::AwaitFeed(_))) {
+                entry.claim.question = None;
             }
         }
-        self.brake.doubt(Some(until));
+        self.brake.add_doubt(Some(until));
         self.look_again_at_all();
     }
 
@@ -496,9 +496,9 @@ impl Fleet {
         let (book, now) = (&self.state.book, self.state.now);
         for (name, entry) in &self.nodes {
             if entry.session.phase != Phase::Idle || !book.faults(name).is_empty() {
-                let note = Note::new(EntryKind::Rules, text.clone());
+                let note = JournalNote::new(EntryKind::Rules, text.clone());
                 let session = entry.session.id.as_deref();
-                self.agenda.note(now, name, session, note, None);
+                self.agenda.journal(now, name, session, note, None);
             }
         }
     }
@@ -541,11 +541,13 @@ impl Fleet {
             // Not while a patch of the node is in flight: the API server serialises writes to
             // one object, and the cordon would wait for the conditions. The answer triggers
             // another look.
-            let has_news = match self.nodes.get_mut(&name) {
-                Some(entry) => !entry.patch.in_flight && entry.has_news(&name, &self.state),
+            let conditions_changed = match self.nodes.get_mut(&name) {
+                Some(entry) => {
+                    !entry.patch.in_flight && entry.conditions_changed(&name, &self.state)
+                }
                 None => true,
             };
-            if has_news {
+            if conditions_changed {
                 self.agenda.effects.push(Effect::UpdateConditions(name));
             }
         }
@@ -556,7 +558,7 @@ impl Fleet {
         if !self.brake.stale || self.brake.waiting.is_empty() {
             return;
         }
-        let plan = self.brake.ask(&self.nodes, &self.state);
+        let plan = self.brake.make_plan(&self.nodes, &self.state);
         if plan.trip {
             // The breaker holds from now on, even before it is written to the cluster.
             self.state.switches.breaker.get_or_insert(Hold::Tripped);

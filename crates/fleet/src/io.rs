@@ -223,7 +223,7 @@ pub enum Effect {
         purpose: Purpose,
     },
     /// Write an entry into the journal; with a level, log it too.
-    Note(Entry, Option<Level>),
+    Journal(Entry, Option<Level>),
     /// Write status updates into the records of events.
     Status(StatusUpdate),
     /// Log a line for people.

@@ -13,6 +13,7 @@
 //! out each [`Effect`].
 
 mod agenda;
+mod assessment;
 pub mod brake;
 mod claim;
 mod departed;
@@ -21,11 +22,10 @@ mod devices;
 pub mod drain;
 mod entry;
 mod fleet;
+mod inputs;
 mod io;
 mod look;
-mod news;
 pub mod remediation;
-mod remembered;
 pub mod session;
 mod stage;
 mod state;
@@ -41,11 +41,11 @@ mod world;
 pub use claim::Owns;
 pub use devices::{DeviceInput, DeviceWatch, PlannedRule};
 pub use fleet::{Fleet, SavedState, Settings, Situation, Unsaved};
+pub use inputs::LIST_DELAY;
 pub use io::{
     CreateAnswer, Effect, EventInStore, EventReason, FleetInput, Level, PatchAnswer, Planned,
     PlannedCheckpoint, PlannedRemoval, PlannedResource, PodUpdate, Purpose, RemediationResult,
     RemovalAnswer, ResourceUpdate, RuleSetOutcome,
 };
-pub use news::LIST_DELAY;
 pub use stage::drain::custom::DRAIN_ACTION;
 pub use waiting::SwitchState;

@@ -13,11 +13,11 @@ use serde_json::json;
 
 use super::agenda::Agenda;
 use super::entry::{Claim, NodeEntry};
-use super::stage::{Asks, Facts, Stages};
+use super::stage::{Facts, Requests, Stages};
 use super::state::FleetState;
 use super::{Effect, EventReason, Level, Owns, Planned, RuleSetOutcome};
 use crate::brake::Hold;
-use crate::session::{self, Intent, Marks, Note, Observed, Patch, step};
+use crate::session::{self, Intent, JournalNote, Marks, Observed, Patch, step};
 use crate::waiting::BrakeState;
 use model::mode::Mode;
 
@@ -40,9 +40,9 @@ impl Look<'_> {
     /// missing.
     pub(crate) fn run(&mut self, policy: &Policy) -> bool {
         let applied = self.state.book.applied();
-        if self.entry.waits_for_an_answer(applied) || !self.close_faults_of_gone_machine() {
+        if self.entry.awaits_answer(applied) || !self.close_faults_of_gone_machine() {
             // The brake must not start the node on the basis of an outdated decision.
-            self.brake.forget(self.name);
+            self.brake.remove_waiting(self.name);
             return false; // The answer triggers another look.
         }
         self.forget_notices();
@@ -80,7 +80,7 @@ impl Look<'_> {
         }
         let Some(observed) = self.entry.observed.clone() else {
             self.begin();
-            self.brake.forget(self.name);
+            self.brake.remove_waiting(self.name);
             self.forget_reports();
             if self.state.settings.cluster {
                 self.wait_for_missing(policy);
@@ -89,12 +89,12 @@ impl Look<'_> {
             }
             return;
         };
-        self.take_in_times(&observed);
+        self.update_times(&observed);
         let own = observed.own.as_deref();
         let claim = self.claim(own);
-        self.keep_claim(own, claim);
+        self.record_claim(own, claim);
         if claim != Claim::Ours {
-            self.brake.forget(self.name);
+            self.brake.remove_waiting(self.name);
             if claim == Claim::Foreign {
                 self.begin();
                 self.forget_reports();
@@ -103,26 +103,26 @@ impl Look<'_> {
             return;
         }
         self.begin();
-        self.note_choice(&observed.view, policy);
-        let mut asks = Asks::new(
+        self.journal_policy_choice(&observed.view, policy);
+        let mut requests = Requests::new(
             self.agenda,
-            &mut self.entry.claim.awaits,
+            &mut self.entry.claim.question,
             (self.name, &self.entry.session),
             self.state.now,
         );
-        self.entry.veto.take(&observed, self.state, &mut asks);
-        let mut desired = self.entry.judge(self.name, self.state);
+        self.entry.veto.update(&observed, self.state, &mut requests);
+        let mut desired = self.entry.cached_desired(self.name, self.state);
         if self.plan(&mut desired).is_break() {
-            self.brake.forget(self.name);
+            self.brake.remove_waiting(self.name);
             return; // The answer that the stage waits for triggers another look.
         }
         self.record_statuses(&observed, &desired);
         if desired.wanted() && self.entry.in_service() {
             // A new quarantine waits for the brake, which is asked about all nodes at once.
-            self.brake.wait(self.name, desired);
+            self.brake.add_waiting(self.name, desired);
             return;
         }
-        self.brake.forget(self.name);
+        self.brake.remove_waiting(self.name);
         let is_out = own.is_some() && !self.entry.is_undone_by_person(self.state);
         if is_out && !desired.wanted() && self.state.book.misses_monitors(self.name) {
             return; // Reading those reports triggers another look.
@@ -144,8 +144,8 @@ impl Look<'_> {
         if !self.state.settings.returns_wait {
             self.entry.session.returns.clear();
         }
-        if self.entry.noted.rulings != desired.rulings {
-            self.entry.noted.rulings.clone_from(&desired.rulings);
+        if self.entry.journaled.rulings != desired.rulings {
+            self.entry.journaled.rulings.clone_from(&desired.rulings);
             let rule_sets = policy.rule_sets_of(&observed.view).iter();
             let outcomes = rule_sets.map(|rule_set| RuleSetOutcome {
                 rule_set: rule_set.name.clone(),
@@ -153,14 +153,14 @@ impl Look<'_> {
             });
             let outcomes = Effect::Evaluated(outcomes.collect());
             self.agenda.effects.push(outcomes);
-            let note = Note::new(EntryKind::Rules, rules_text(&desired.rulings));
-            self.note(note, None);
+            let note = JournalNote::new(EntryKind::Rules, rules_text(&desired.rulings));
+            self.journal(note, None);
         }
         for effect in effects {
             match effect {
-                session::Effect::Note(note) => self.note(note, Some(Level::Info)),
+                session::Effect::Journal(note) => self.journal(note, Some(Level::Info)),
                 session::Effect::Patch(patch) => self.plan_patch(&observed.view, patch, desired),
-                session::Effect::Tell(message) => {
+                session::Effect::EmitEvent(message) => {
                     if self.state.acts() {
                         self.agenda.effects.push(Effect::EmitEvent {
                             node: self.name.to_owned(),
@@ -194,12 +194,12 @@ impl Look<'_> {
         let before = std::mem::replace(&mut self.entry.hold, hold.cloned());
         if let (Some(before), Some(hold)) = (&before, hold) {
             if !before.same_cause(hold) {
-                let note = Note {
+                let note = JournalNote {
                     kind: EntryKind::Session,
                     text: format!("still held back: {hold}"),
                     detail: json!({"by": hold.name()}),
                 };
-                self.note(note, Some(Level::Info));
+                self.journal(note, Some(Level::Info));
             }
             if !looked_at {
                 return; // No other input has changed.
@@ -224,9 +224,9 @@ impl Look<'_> {
 
     /// Runs the plan of every stage. Returns `Break` if one of them waits for an answer.
     fn plan(&mut self, desired: &mut Desired) -> ControlFlow<()> {
-        self.in_stages(|stages, facts, asks| {
+        self.in_stages(|stages, facts, requests| {
             let mut stages = stages.all_mut().into_iter();
-            stages.try_for_each(|stage| stage.plan(facts, desired, asks))
+            stages.try_for_each(|stage| stage.plan(facts, desired, requests))
         })
     }
 
@@ -234,19 +234,19 @@ impl Look<'_> {
     /// dry run pretends to have made since are acted on in the next look, like any change of the
     /// node.
     fn act(&mut self, observed: Option<&Observed>, desired: &Desired) {
-        self.in_stages(|stages, facts, asks| {
+        self.in_stages(|stages, facts, requests| {
             let facts = Facts { observed, ..*facts };
             for stage in stages.all_mut() {
-                stage.act(&facts, desired, asks);
+                stage.act(&facts, desired, requests);
             }
         });
     }
 
     /// Starts or stops the watches of every stage.
     fn settle(&mut self) {
-        self.in_stages(|stages, _, asks| {
+        self.in_stages(|stages, _, requests| {
             for stage in stages.all_mut() {
-                stage.settle(asks);
+                stage.settle(requests);
             }
         });
     }
@@ -254,7 +254,7 @@ impl Look<'_> {
     /// Runs `run` with the stages, their facts and their requests.
     pub(super) fn in_stages<T>(
         &mut self,
-        run: impl FnOnce(&mut Stages, &Facts<'_>, &mut Asks<'_>) -> T,
+        run: impl FnOnce(&mut Stages, &Facts<'_>, &mut Requests<'_>) -> T,
     ) -> T {
         let (fleet, entry) = (&*self.state, &mut *self.entry);
         let facts = Facts {
@@ -263,18 +263,21 @@ impl Look<'_> {
             observed: entry.observed.as_ref(),
             in_session: entry.ownership().is_some(),
             session: &entry.session,
-            veto: entry.veto.holds(),
+            veto: entry.veto.current(),
             undone_by_person: entry.is_undone_by_person(fleet),
-            repairs_whole_node: entry.stages.remediation.repairs_whole_node(&fleet.settings),
+            remediates_whole_node: entry
+                .stages
+                .remediation
+                .remediates_whole_node(&fleet.settings),
             unsettled: entry.patch.in_flight && !entry.patch.updating,
         };
-        let mut asks = Asks::new(
+        let mut requests = Requests::new(
             self.agenda,
-            &mut entry.claim.awaits,
+            &mut entry.claim.question,
             (self.name, &entry.session),
             fleet.now,
         );
-        run(&mut entry.stages, &facts, &mut asks)
+        run(&mut entry.stages, &facts, &mut requests)
     }
 
     /// Steps the session. Returns the effects of the step.
@@ -316,7 +319,7 @@ impl Look<'_> {
         if self.state.settings.mode == Mode::DryRun {
             self.log(Level::Info, format!("dry run: {text}"));
             let kind = EntryKind::DryRun;
-            self.note(Note { kind, text, detail }, None);
+            self.journal(JournalNote { kind, text, detail }, None);
             self.pretend(patch.change);
             return;
         }
@@ -324,7 +327,7 @@ impl Look<'_> {
             return;
         }
         let kind = EntryKind::Decision;
-        self.note(Note { kind, text, detail }, Some(Level::Info));
+        self.journal(JournalNote { kind, text, detail }, Some(Level::Info));
         let state = &mut self.entry.patch;
         state.in_flight = true;
         state.change = change.clone();
@@ -351,10 +354,10 @@ impl Look<'_> {
 
     /// Updates the times that others have written on the node, and journals once which of them
     /// lie in the future.
-    fn take_in_times(&mut self, observed: &Observed) {
+    fn update_times(&mut self, observed: &Observed) {
         let session = &mut self.entry.session;
         let before = session.times.clone();
-        session.take_in_times(observed, self.state.now);
+        session.update_times(observed, self.state.now);
         if session.times == before {
             return;
         }
@@ -368,9 +371,9 @@ impl Look<'_> {
     }
 
     /// Journals once that the node chooses a policy that does not exist.
-    fn note_choice(&mut self, view: &NodeView, policy: &Policy) {
+    fn journal_policy_choice(&mut self, view: &NodeView, policy: &Policy) {
         let unknown = policy.unknown_choice(view).map(str::to_owned);
-        let known = &mut self.entry.noted.unknown_policy;
+        let known = &mut self.entry.journaled.unknown_policy;
         let news = *known != unknown;
         known.clone_from(&unknown);
         if let Some(unknown) = unknown.filter(|_| news) {
@@ -383,16 +386,16 @@ impl Look<'_> {
         let desired = self.entry.desired(self.name, self.state);
         self.step(None, policy, &desired, None);
         let wanted = desired.wanted();
-        let noted = std::mem::replace(&mut self.entry.noted.missing, wanted);
-        if wanted && !noted {
+        let journaled = std::mem::replace(&mut self.entry.journaled.missing, wanted);
+        if wanted && !journaled {
             let text = "a fault asks to quarantine a node that the cluster does not have; \
                         waiting for it";
             self.log(Level::Warn, text.to_owned());
             let text = "the cluster has no node of this name; it is quarantined as soon as it \
                         appears";
-            let note = Note::new(EntryKind::Attention, text);
+            let note = JournalNote::new(EntryKind::Attention, text);
             self.agenda
-                .note(self.state.now, self.name, None, note, None);
+                .journal(self.state.now, self.name, None, note, None);
         }
         self.agenda.view_changed = true;
     }
@@ -406,7 +409,7 @@ impl Look<'_> {
         let before = self.entry.reports.to_save();
         let drain = self.entry.stages.drain.eviction().cloned();
         let reports = &mut self.entry.reports;
-        let statuses = reports.look(observed, desired, drain, self.state.now);
+        let statuses = reports.update(observed, desired, drain, self.state.now);
         let statuses = statuses.into_iter().map(Effect::Status);
         self.agenda.effects.extend(statuses);
         if self.entry.reports.to_save() != before {
@@ -463,10 +466,10 @@ impl Look<'_> {
     }
 
     /// Adds an entry to the journal of the node; with a level, logs it too.
-    pub(super) fn note(&mut self, note: Note, level: Option<Level>) {
+    pub(super) fn journal(&mut self, note: JournalNote, level: Option<Level>) {
         let session = self.entry.session.id.as_deref();
         let now = self.state.now;
-        self.agenda.note(now, self.name, session, note, level);
+        self.agenda.journal(now, self.name, session, note, level);
     }
 
     /// Journals and logs something that needs a person's attention.

@@ -27,40 +27,40 @@ use model::attempt::{PersonAsked, RemediationMark};
 use model::resource::ResourceState;
 use model::time::later;
 
+mod awaiting;
 mod config;
 mod need;
 mod plan;
-mod stand;
 mod under_way;
 pub mod validation;
 
+use awaiting::Wait;
+pub use awaiting::{Awaiting, Blocker, Meanwhile};
 pub use config::{Action, MAX_CONFIG_BYTES, RemediationConfig};
 use need::needs;
-use plan::{Next, Plan};
-use stand::Wait;
-pub use stand::{Beside, Hold, Stand};
-use under_way::{MADE_WITHIN, follow, is_sought};
+use plan::{NextStep, Plan};
+use under_way::{MADE_WITHIN, is_searched_for, update_attempt};
 
 /// Failures in a row of one group that may pass by themselves before the next group is tried.
 pub const TRIES: usize = 3;
 
 /// Input of [`decide`] about a node.
 #[derive(Clone, Copy, Debug)]
-pub struct Case<'a> {
+pub struct RemediationInput<'a> {
     /// Open faults of the node that count, gravest first.
     pub events: &'a [OpenFault<'a>],
     /// Remediation recorded in the node's session.
     pub mark: Option<&'a RemediationMark>,
     /// Observed state of the custom resource of the attempt under way.
-    pub seen: &'a Seen,
+    pub resource: &'a ResourceObservation,
     /// True while a request to create it is in flight.
-    pub making: bool,
+    pub creating: bool,
     /// True while it is looked for and not found yet.
-    pub sought: bool,
+    pub searching: bool,
     /// Configuration; `None` if nothing new begins.
     pub config: Option<&'a RemediationConfig>,
     /// Reason why nothing new begins now.
-    pub hold: Option<&'a Hold>,
+    pub blocker: Option<&'a Blocker>,
     /// True if only the pods of single GPUs have left.
     pub partial: bool,
     /// Times of attempts before this session.
@@ -77,12 +77,12 @@ pub struct OpenFault<'a> {
     /// Time when it was first observed.
     pub first_seen: Timestamp,
     /// Route of the policy that excludes it from remediation, for people.
-    pub unrepaired_by: Option<&'a str>,
+    pub excluded_by: Option<&'a str>,
 }
 
 /// Observed state of a custom resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Seen {
+pub enum ResourceObservation {
     /// The resource was not observed yet.
     #[default]
     Unknown,
@@ -102,87 +102,91 @@ pub struct Decision {
     /// Remediation to record in the session; `None` for nothing.
     pub mark: Option<RemediationMark>,
     /// State that the remediation waits for.
-    pub stand: Stand,
+    pub awaiting: Awaiting,
     /// True if the custom resource of the attempt under way is to be looked for before it is
     /// created.
-    pub sought: bool,
+    pub searching: bool,
     /// Recommended actions that are not configured.
     pub unsupported: BTreeSet<String>,
     /// Routes of the policy that exclude faults from remediation, for people.
     pub skipped: BTreeSet<String>,
     /// True if the whole node is to be remediated, and all its pods are to leave first.
-    pub whole: bool,
+    pub whole_node: bool,
 }
 
 /// Decides about the remediation of a node.
-pub fn decide(case: &Case<'_>) -> Decision {
-    let mut mark = case.mark.cloned().unwrap_or_default();
-    let (needs, unsupported) = needs(case);
-    let routes = (case.config.iter()).flat_map(|_| case.events.iter());
+pub fn decide(input: &RemediationInput<'_>) -> Decision {
+    let mut mark = input.mark.cloned().unwrap_or_default();
+    let (needs, unsupported) = needs(input);
+    let routes = (input.config.iter()).flat_map(|_| input.events.iter());
     let skipped: BTreeSet<String> = routes
-        .filter_map(|one| one.unrepaired_by.map(str::to_owned))
+        .filter_map(|one| one.excluded_by.map(str::to_owned))
         .collect();
-    let config = case.config.filter(|_| !case.events.is_empty());
-    let next = match (follow(&mut mark, case), config) {
-        (ControlFlow::Break(stand), _) => Next::Stands(stand),
+    let config = input.config.filter(|_| !input.events.is_empty());
+    let next = match (update_attempt(&mut mark, input), config) {
+        (ControlFlow::Break(awaiting), _) => NextStep::Stands(awaiting),
         (ControlFlow::Continue(taken), Some(config)) => {
             let plan = Plan {
                 mark: &mark,
                 config,
-                case,
+                input,
                 taken: taken.as_deref(),
             };
             plan.next(&needs, &unsupported, &skipped)
         }
         (ControlFlow::Continue(_), None) => {
-            let stand = Stand::Rests(None);
+            let awaiting = Awaiting::Recovery(None);
             // A person who was asked stays asked.
             let person = mark.person.as_ref().map(|one| one.why.clone());
-            Next::Stands(match person {
-                Some(why) => stand.asking(why, None),
-                None => stand,
+            NextStep::Stands(match person {
+                Some(why) => awaiting.with_person(why, None),
+                None => awaiting,
             })
         }
     };
-    let whole = matches!(next, Next::Whole);
-    let stand = match next {
-        Next::Make(attempt) => {
+    let whole_node = matches!(next, NextStep::Whole);
+    let awaiting = match next {
+        NextStep::Make(attempt) => {
             let what = format!("{} to be made", attempt.title());
             let until = later(attempt.since, MADE_WITHIN);
             mark.attempts.push(*attempt);
-            Stand::Waits(Wait::new(what, until, case.now))
+            Awaiting::Waits(Wait::new(what, until, input.now))
         }
-        Next::Whole => Stand::Others("all of its pods to leave".to_owned()),
-        Next::Stands(stand) => stand,
+        NextStep::Whole => Awaiting::Others("all of its pods to leave".to_owned()),
+        NextStep::Stands(awaiting) => awaiting,
     };
-    let open = case.mark.and_then(RemediationMark::under_way);
+    let open = input.mark.and_then(RemediationMark::under_way);
     Decision {
-        mark: marked(mark, &stand, case),
-        stand,
-        sought: open.is_some_and(|open| is_sought(open, case)),
+        mark: marked(mark, &awaiting, input),
+        awaiting,
+        searching: open.is_some_and(|open| is_searched_for(open, input)),
         unsupported,
         skipped,
-        whole,
+        whole_node,
     }
 }
 
 /// Returns the mark for the session: the attempts, why a person is asked, and the end of a wait.
 /// `None` if there is nothing to record.
-fn marked(mut mark: RemediationMark, stand: &Stand, case: &Case<'_>) -> Option<RemediationMark> {
+fn marked(
+    mut mark: RemediationMark,
+    awaiting: &Awaiting,
+    input: &RemediationInput<'_>,
+) -> Option<RemediationMark> {
     let before = mark.person.take();
-    mark.person = stand.person().map(|why| match before {
+    mark.person = awaiting.person().map(|why| match before {
         Some(before) if before.why == why => before,
         _ => PersonAsked {
-            since: case.now,
+            since: input.now,
             why: why.to_owned(),
         },
     });
     // An attempt under way has times of its own.
-    mark.waits_until = match stand {
-        Stand::Waits(wait) if mark.under_way().is_none() => Some(wait.until()),
+    mark.waits_until = match awaiting {
+        Awaiting::Waits(wait) if mark.under_way().is_none() => Some(wait.until()),
         _ => None,
     };
-    mark.earlier = case.earlier.to_vec();
+    mark.earlier = input.earlier.to_vec();
     let blank = mark.attempts.is_empty() && mark.person.is_none();
     (!blank).then_some(mark)
 }

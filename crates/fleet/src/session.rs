@@ -118,7 +118,7 @@ pub struct Session {
     pub undone: Undone,
     /// Changes of the session observed on the node; `None` if this process has not observed it.
     #[serde(skip)]
-    seen: Option<BTreeSet<String>>,
+    observed_deeds: Option<BTreeSet<String>>,
     /// Time until which a change that a machine has undone is left undone.
     #[serde(skip)]
     left_until: Option<Timestamp>,
@@ -171,9 +171,9 @@ pub enum Effect {
     /// what the step has observed.
     Patch(Patch),
     /// Add an entry to the journal for `explain`.
-    Note(Note),
+    Journal(JournalNote),
     /// Emit an Event of the node about a change that machines have undone.
-    Tell(String),
+    EmitEvent(String),
 }
 
 /// A change to make on a node, and its purpose.
@@ -201,7 +201,7 @@ pub enum Intent {
 
 /// An entry for the journal.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Note {
+pub struct JournalNote {
     /// Kind of the journal entry.
     pub kind: EntryKind,
     /// Text of the entry, for people.
@@ -268,17 +268,17 @@ pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
 /// Returns the wait before the next attempt after `failures` failures in a row.
 pub(crate) fn retry_after(failures: u32, failure: Failure) -> SignedDuration {
     let doublings = failures.saturating_sub(1).min(MAX_DOUBLINGS);
-    let ((first, longest), wish) = match failure {
+    let ((first, longest), server_wait) = match failure {
         Failure::Conflict => (CONFLICT_RETRY, None),
         Failure::Error { retry_after } => ((FIRST_RETRY, LONGEST_RETRY), retry_after),
     };
     let wait = (first * (1 << doublings)).min(longest);
-    wish.map_or(wait, |wish| wait.max(wish.min(LONGEST_RETRY)))
+    server_wait.map_or(wait, |server_wait| wait.max(server_wait.min(LONGEST_RETRY)))
 }
 
 // === impl Note ===
 
-impl Note {
+impl JournalNote {
     /// Creates a note without details for programs.
     pub fn new(kind: EntryKind, text: impl Into<String>) -> Self {
         Self {
@@ -343,7 +343,7 @@ impl Session {
 
     /// Updates the times that people or others have written on the node. Returns up to when
     /// faults are dismissed, if that is to be rewritten because it lay in the future.
-    pub fn take_in_times(&mut self, observed: &Observed, now: Timestamp) -> Option<Timestamp> {
+    pub fn update_times(&mut self, observed: &Observed, now: Timestamp) -> Option<Timestamp> {
         let since = observed.own.as_ref().and_then(|own| own.since);
         self.times.take_in(keys::SESSION, since, now);
         let says = released_at(&observed.view);
@@ -354,10 +354,10 @@ impl Session {
     /// Updates the session from the node: completely, if this process does not know the session
     /// (the saved state is lost, or older). Returns the node's marks, with future times replaced
     /// by those they count as.
-    fn take_in_own(&mut self, observed: &Observed, now: Timestamp) -> Option<Ownership> {
+    fn update_from_node(&mut self, observed: &Observed, now: Timestamp) -> Option<Ownership> {
         let Some(own) = observed.own.as_deref() else {
             if self.back_at.take().is_some() {
-                returns::keep(&mut self.returns, [now], now);
+                returns::record(&mut self.returns, [now], now);
             }
             (self.undone, self.left_until) = (Undone::default(), None);
             return None;
@@ -366,18 +366,18 @@ impl Session {
             since: self.times.counted(keys::SESSION, own.since),
             ..own.clone()
         };
-        let is_new = self.is_new_here(&own);
+        let is_new = self.is_unknown(&own);
         self.id = Some(own.session_id.clone());
         if let Some(remediation) = &own.mark.remediation {
             self.repairs = remediation.times(now);
         }
         if is_new {
             let returns = own.mark.returns.iter().copied();
-            returns::keep(&mut self.returns, returns, now);
+            returns::record(&mut self.returns, returns, now);
             let latest = now + returns::LONGEST_WAIT;
             self.back_at = own.mark.back_at.map(|at| at.min(latest));
         }
-        self.take_in_deeds(&mut own, &observed.view, is_new);
+        self.update_deeds(&mut own, &observed.view, is_new);
         Some(own)
     }
 
@@ -385,8 +385,8 @@ impl Session {
     /// once.
     #[must_use]
     pub fn restored(mut self, now: Timestamp) -> Self {
-        self.clock_put_back(now);
-        returns::keep(&mut self.returns, [], now);
+        self.clock_moved_back(now);
+        returns::record(&mut self.returns, [], now);
         self.repairs
             .retain(|at| RemediationMark::remembers(*at, now));
         self
@@ -406,7 +406,7 @@ impl Session {
 
     /// Ends waits after the clock was put back to `now`: a wait that was set before would last
     /// that much longer.
-    pub fn clock_put_back(&mut self, now: Timestamp) {
+    pub fn clock_moved_back(&mut self, now: Timestamp) {
         self.not_before = None;
         self.pending_since = self.pending_since.map(|since| since.min(now));
         self.back_at = self.back_at.map(|at| at.min(now + returns::LONGEST_WAIT));
@@ -453,14 +453,14 @@ impl Session {
     }
 
     /// Returns what the session awaits, for people; `seen` is true if the cluster has the node.
-    pub fn awaits(&self, seen: bool) -> String {
-        if let Some(back_at) = self.waits_until().filter(|_| seen) {
+    pub fn awaits(&self, in_cluster: bool) -> String {
+        if let Some(back_at) = self.waits_until().filter(|_| in_cluster) {
             let text = returns::text(self.returns.len(), back_at);
             return format!("the end of a wait: it is {text}");
         }
         let awaits = match (self.phase, self.asked) {
             (Phase::Idle, _) => "nothing",
-            _ if !seen => "the node to appear in the cluster",
+            _ if !in_cluster => "the node to appear in the cluster",
             (Phase::Held, _) => "room below the limits of the brake, or a person",
             (Phase::Quarantining, false) => "the API server's answer to the quarantine",
             (Phase::Releasing, false) => "the API server's answer to the release",

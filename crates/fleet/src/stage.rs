@@ -2,7 +2,7 @@
 //!
 //! In a look at a node every stage plans what the session is to record of it, the session steps,
 //! and every stage acts on what the node then says ([`look`](super::look)). A stage reads the
-//! [`Facts`] and changes its own state; it requests everything else through [`Asks`]. If one
+//! [`Facts`] and changes its own state; it requests everything else through [`Requests`]. If one
 //! stage depends on another, the dependency is a fact.
 //!
 //! To add a stage: a file here with its state and `impl Stage`, a field of [`Stages`] and its
@@ -17,18 +17,18 @@ use model::event::normalise;
 use model::ownership::Ownership;
 use policy::assess::Desired;
 
-use super::agenda::{Agenda, Awaits};
+use super::agenda::{Agenda, StoreQuestion};
 use super::state::FleetState;
 use super::{Effect, Level, Purpose};
-use crate::session::{Note, Observed, Session};
+use crate::session::{JournalNote, Observed, Session};
 use crate::veto::Veto;
 
 pub(super) mod device_taints;
 pub(super) mod drain;
 mod hand_over;
+mod managed_resource;
 pub(super) mod remediation;
 pub(super) mod validation;
-mod wanted;
 
 use device_taints::DeviceTaints;
 use drain::DrainState;
@@ -48,16 +48,16 @@ pub(super) trait Stage {
         &mut self,
         _facts: &Facts<'_>,
         _desired: &mut Desired,
-        _asks: &mut Asks<'_>,
+        _requests: &mut Requests<'_>,
     ) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
     /// Acts on the state of the node and on `desired`, after the session has stepped.
-    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>);
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut Requests<'_>);
 
     /// Starts or stops the stage's watches, to match what the look asked for.
-    fn settle(&mut self, _asks: &mut Asks<'_>) {}
+    fn settle(&mut self, _requests: &mut Requests<'_>) {}
 
     /// Returns when to look at the node again if nothing happens.
     fn wake_at(&self, now: Timestamp) -> Option<Timestamp>;
@@ -98,16 +98,16 @@ pub(super) struct Facts<'a> {
     /// True if a person has taken back the session's changes on the node.
     pub(super) undone_by_person: bool,
     /// True if a reset of GPUs is not enough, and the whole node is remediated.
-    pub(super) repairs_whole_node: bool,
+    pub(super) remediates_whole_node: bool,
     /// True while a patch is in flight that may change whether the node is out of service.
     pub(super) unsettled: bool,
 }
 
 /// Requests that the stages of one node make during a look.
-pub(super) struct Asks<'a> {
+pub(super) struct Requests<'a> {
     agenda: &'a mut Agenda,
     /// Question to the store about the node.
-    awaits: &'a mut Option<Awaits>,
+    awaits: &'a mut Option<StoreQuestion>,
     node: &'a str,
     session: Option<String>,
     now: Timestamp,
@@ -167,10 +167,10 @@ impl<'a> Facts<'a> {
 
 // === impl Asks ===
 
-impl<'a> Asks<'a> {
+impl<'a> Requests<'a> {
     pub(super) fn new(
         agenda: &'a mut Agenda,
-        awaits: &'a mut Option<Awaits>,
+        awaits: &'a mut Option<StoreQuestion>,
         (node, session): (&'a str, &Session),
         now: Timestamp,
     ) -> Self {
@@ -210,7 +210,7 @@ impl<'a> Asks<'a> {
             normalise(&mut event, now);
             (event, now)
         });
-        *self.awaits = Some(Awaits::OfOurs { text });
+        *self.awaits = Some(StoreQuestion::AppendOwn { text });
         self.agenda.effects.push(Effect::Append {
             node: self.node.to_owned(),
             events: events.collect(),
@@ -219,9 +219,10 @@ impl<'a> Asks<'a> {
     }
 
     /// Adds an entry to the journal of the node; with a level, logs it too.
-    pub(super) fn note(&mut self, note: Note, level: Option<Level>) {
+    pub(super) fn journal(&mut self, note: JournalNote, level: Option<Level>) {
         let session = self.session.as_deref();
-        self.agenda.note(self.now, self.node, session, note, level);
+        self.agenda
+            .journal(self.now, self.node, session, note, level);
     }
 
     /// Logs a line about the node.

@@ -58,7 +58,8 @@ pub enum StatusUpdate {
         /// Id of the event.
         id: String,
         /// Status of the event.
-        word: NodeQuarantined,
+        #[serde(rename = "word")]
+        status: NodeQuarantined,
         /// Time when it was observed on the node.
         at: Timestamp,
         /// Progress of the drain at that time, written with the status.
@@ -109,7 +110,7 @@ pub struct EventStatus {
     /// Id of the event.
     pub id: String,
     /// Status of the event.
-    pub word: NodeQuarantined,
+    pub status: NodeQuarantined,
     /// Time of the decision.
     pub at: Timestamp,
     /// Progress of the drain, for this event.
@@ -130,7 +131,7 @@ pub struct Reports {
     /// Progress of the remediation in the last update.
     repair: Option<Repair>,
     /// Updates of single events since the last save, repeated after a crash.
-    said: Vec<StatusUpdate>,
+    updates: Vec<StatusUpdate>,
     /// True until the first look after a restore: the session's events are not known yet.
     restored: bool,
 }
@@ -141,7 +142,8 @@ pub struct SavedReports {
     /// Events that wait for their status.
     waiting: VecDeque<Report>,
     /// Updates that may not be in their records yet.
-    said: Vec<StatusUpdate>,
+    #[serde(rename = "said")]
+    updates: Vec<StatusUpdate>,
 }
 
 /// An event that waits for its status.
@@ -178,8 +180,8 @@ impl NodeQuarantined {
     }
 
     /// Returns whether a record with this status belongs to a quarantine that has not ended.
-    pub fn is_counted(word: &str) -> bool {
-        word == Self::Quarantined.name() || word == Self::AlreadyQuarantined.name()
+    pub fn is_counted(status: &str) -> bool {
+        status == Self::Quarantined.name() || status == Self::AlreadyQuarantined.name()
     }
 }
 
@@ -187,7 +189,7 @@ impl NodeQuarantined {
 
 impl Reports {
     /// Adds an event that reports `faults`, or closes them if it is healthy.
-    pub fn took_in(&mut self, id: &str, healthy: bool, mut faults: Vec<&Fault>) {
+    pub fn add(&mut self, id: &str, healthy: bool, mut faults: Vec<&Fault>) {
         if faults.is_empty() {
             return;
         }
@@ -206,24 +208,24 @@ impl Reports {
 
     /// Derives the status updates to write, from the node, what is desired for it, and the
     /// progress of its drain.
-    pub fn look(
+    pub fn update(
         &mut self,
         observed: &Observed,
         desired: &Desired,
         drain: Option<Eviction>,
         at: Timestamp,
     ) -> Vec<StatusUpdate> {
-        let statuses = self.read_off(observed, desired, drain, at);
+        let statuses = self.derive(observed, desired, drain, at);
         let said = statuses.iter().filter(|one| !one.is_of_session());
-        self.said.extend(said.cloned());
+        self.updates.extend(said.cloned());
         // The oldest is the most likely to be in its record.
-        while self.said.iter().map(StatusUpdate::size).sum::<usize>() > MAX_REPORTS {
-            self.said.remove(0);
+        while self.updates.iter().map(StatusUpdate::size).sum::<usize>() > MAX_REPORTS {
+            self.updates.remove(0);
         }
         statuses
     }
 
-    fn read_off(
+    fn derive(
         &mut self,
         observed: &Observed,
         desired: &Desired,
@@ -311,14 +313,14 @@ impl Reports {
         };
         let counted: BTreeSet<String> = events.keys().copied().cloned().collect();
         for id in counted.difference(&self.counted) {
-            let word = if *id == own.session_id {
+            let status = if *id == own.session_id {
                 NodeQuarantined::Quarantined
             } else {
                 NodeQuarantined::AlreadyQuarantined
             };
             statuses.push(StatusUpdate::Event {
                 id: id.clone(),
-                word,
+                status,
                 at,
                 eviction: drain.map(|drain| drain.of_newcomer(skips(id))),
             });
@@ -328,15 +330,15 @@ impl Reports {
         if desired.takes_node_out() {
             for report in std::mem::take(&mut self.waiting) {
                 if self.counts(&report) && !self.counted.contains(&report.id) {
-                    let word = NodeQuarantined::AlreadyQuarantined;
+                    let status = NodeQuarantined::AlreadyQuarantined;
                     let eviction = if report.healthy {
-                        Some(Eviction::of_recovery(word))
+                        Some(Eviction::of_recovery(status))
                     } else {
                         drain.map(|drain| drain.of_newcomer(false))
                     };
                     statuses.push(StatusUpdate::Event {
                         id: report.id,
-                        word,
+                        status,
                         at,
                         eviction,
                     });
@@ -365,24 +367,24 @@ impl Reports {
 
     /// Returns the state to save; `None` if there is nothing.
     pub fn to_save(&self) -> Option<SavedReports> {
-        let is_empty = self.waiting.is_empty() && self.said.is_empty();
+        let is_empty = self.waiting.is_empty() && self.updates.is_empty();
         (!is_empty).then(|| SavedReports {
             waiting: self.waiting.clone(),
-            said: self.said.clone(),
+            updates: self.updates.clone(),
         })
     }
 
     /// Records that the state is saved. Returns whether it is to be saved once more without the
     /// updates, which have gone to the writer by now.
     pub fn saved(&mut self) -> bool {
-        !std::mem::take(&mut self.said).is_empty()
+        !std::mem::take(&mut self.updates).is_empty()
     }
 
     /// Restores the saved state, and the session on the node. Returns the updates to write.
     pub fn restore(&mut self, saved: SavedReports, session: Option<String>) -> Vec<StatusUpdate> {
-        (self.waiting, self.said) = (saved.waiting, saved.said);
+        (self.waiting, self.updates) = (saved.waiting, saved.updates);
         (self.session, self.restored) = (session, true);
-        self.said.clone()
+        self.updates.clone()
     }
 
     /// Handles the end of the session. Returns whether no recovery that is known to belong to it
@@ -396,15 +398,15 @@ impl Reports {
         for (index, report) in ours.into_iter().enumerate() {
             // A recovery that came after a person's release has given nothing back.
             if !(counted.contains(&report.id) || by_hand && report.healthy) {
-                let word = NodeQuarantined::of_report(Some(index) == last && !by_hand);
+                let status = NodeQuarantined::of_report(Some(index) == last && !by_hand);
                 let eviction = if report.healthy {
-                    Eviction::of_recovery(word)
+                    Eviction::of_recovery(status)
                 } else {
                     Eviction::cancelled()
                 };
                 statuses.push(StatusUpdate::Event {
                     id: report.id,
-                    word,
+                    status,
                     at,
                     eviction: Some(eviction),
                 });
@@ -471,32 +473,32 @@ impl StatusUpdate {
     }
 
     /// Returns the statuses that this update adds to the `known` ones.
-    pub fn words(&self, known: &EventStatuses) -> Vec<EventStatus> {
+    pub fn statuses(&self, known: &EventStatuses) -> Vec<EventStatus> {
         match self {
             Self::Event {
                 id,
-                word,
+                status,
                 at,
                 eviction,
             } => {
                 // Stored times have microseconds.
                 let later = |since: &Timestamp| at.as_microsecond() > since.as_microsecond();
-                let keeps = known.get(id).is_some_and(|(word, since)| {
-                    let cancelled = word == NodeQuarantined::Cancelled.name();
+                let keeps = known.get(id).is_some_and(|(status, since)| {
+                    let cancelled = status == NodeQuarantined::Cancelled.name();
                     !(cancelled && since.as_ref().is_none_or(later))
                 });
-                let word = (!keeps).then(|| EventStatus {
+                let status = (!keeps).then(|| EventStatus {
                     id: id.clone(),
-                    word: *word,
+                    status: *status,
                     at: *at,
                     eviction: eviction.clone(),
                 });
-                word.into_iter().collect()
+                status.into_iter().collect()
             }
             Self::Recoveries { recoveries, at } => {
                 let counted = |id: &String| {
-                    let word = known.get(id);
-                    word.is_some_and(|(word, _)| NodeQuarantined::is_counted(word))
+                    let status = known.get(id);
+                    status.is_some_and(|(status, _)| NodeQuarantined::is_counted(status))
                 };
                 let mut counted: Vec<&Report> = recoveries
                     .iter()
@@ -504,15 +506,15 @@ impl StatusUpdate {
                     .collect();
                 let last = counted.last().map(|one| one.id.clone());
                 counted.retain(|one| !known.contains_key(&one.id));
-                let word =
+                let status =
                     |one: &Report| NodeQuarantined::of_report(last.as_ref() == Some(&one.id));
-                let words = counted.into_iter().map(|one| EventStatus {
+                let statuses = counted.into_iter().map(|one| EventStatus {
                     id: one.id.clone(),
-                    word: word(one),
+                    status: status(one),
                     at: *at,
-                    eviction: Some(Eviction::of_recovery(word(one))),
+                    eviction: Some(Eviction::of_recovery(status(one))),
                 });
-                words.collect()
+                statuses.collect()
             }
             Self::Drain { .. } | Self::Repair { .. } | Self::Cancel { .. } => Vec::new(),
         }

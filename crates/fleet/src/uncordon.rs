@@ -23,7 +23,7 @@ impl NodeEntry {
         let observed = self.observed.as_ref()?;
         let own = observed.own.as_deref()?;
         let mark = own.mark.remediation.as_ref();
-        if mark.is_some_and(|mark| self.is_repairing(fleet, own, mark)) {
+        if mark.is_some_and(|mark| self.is_remediating(fleet, own, mark)) {
             return Some(" while it is repaired".to_owned());
         }
         let at_work = self.session.machines.at_work(&observed.view, fleet.now);
@@ -38,7 +38,7 @@ impl NodeEntry {
 
     /// Returns whether an attempt that was begun is under way, or waits for the validation or
     /// the recovery of the faults.
-    fn is_repairing(&self, fleet: &FleetState, own: &Ownership, mark: &RemediationMark) -> bool {
+    fn is_remediating(&self, fleet: &FleetState, own: &Ownership, mark: &RemediationMark) -> bool {
         let Some(last) = mark.repairs().last() else {
             return false;
         };
@@ -50,19 +50,19 @@ impl NodeEntry {
         // If nobody can tell whether its resource was created, or its work begun, it may have
         // been.
         let remediation = &self.stages.remediation;
-        remediation.may_be_made(last) || remediation.has_begun(last).unwrap_or(true)
+        remediation.may_exist(last) || remediation.has_begun(last).unwrap_or(true)
     }
 
     /// Returns whether the faults that an attempt has remediated, or its validation, are still
     /// open.
-    fn is_awaited(&self, fleet: &FleetState, repaired: &Attempt) -> bool {
+    fn is_awaited(&self, fleet: &FleetState, remediated: &Attempt) -> bool {
         let view = self.observed.as_ref().map(|observed| &observed.view);
         let mut faults = view
             .into_iter()
             .flat_map(|view| fleet.book.faults(&view.name));
         faults.any(|fault| {
-            let of_it = [&fault.event.id, &fault.opened_by].contains(&&repaired.event)
-                || effective_action_name(&fault.event) == repaired.action;
+            let of_it = [&fault.event.id, &fault.opened_by].contains(&&remediated.event)
+                || effective_action_name(&fault.event) == remediated.action;
             of_it || Validation::of_fault(fault).is_some()
         })
     }

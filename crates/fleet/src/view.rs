@@ -298,12 +298,12 @@ impl FleetView {
             .binary_search_by(|one| one.name.as_str().cmp(node));
         let found = found.ok().and_then(|index| self.nodes.get(index));
         let faults = found.map_or(&[][..], |known| &known.faults);
-        let is_told = |fault: &&FaultView| {
+        let is_sent = |fault: &&FaultView| {
             !fault.dismissed && (fault.fatal || fault.check == keys::CHECK_XID)
         };
         Some(ListFaultsResponse {
             store_id: store_id.to_owned(),
-            faults: faults.iter().filter(is_told).map(OpenFault::from).collect(),
+            faults: faults.iter().filter(is_sent).map(OpenFault::from).collect(),
         })
     }
 }

@@ -12,7 +12,7 @@ use policy::assess::Desired;
 use super::entry::NodeEntry;
 use super::state::FleetState;
 use crate::brake::pause::Pause;
-use crate::brake::{self, Candidate, Hold, Member, Plan, Question, Use};
+use crate::brake::{self, Candidate, Hold, LimitUse, Member, Plan, PlanInput};
 use crate::view::{BrakeView, LimitView};
 
 /// Most limits that are shown; limits counted per group may be many.
@@ -83,25 +83,25 @@ impl BrakeState {
     }
 
     /// Records until when a patch with a lost answer counts.
-    pub(super) fn doubt(&mut self, until: Option<Timestamp>) {
+    pub(super) fn add_doubt(&mut self, until: Option<Timestamp>) {
         self.doubt_ends = [self.doubt_ends, until].into_iter().flatten().min();
     }
 
     /// Adds a waiting node.
-    pub(super) fn wait(&mut self, name: &str, desired: Desired) {
+    pub(super) fn add_waiting(&mut self, name: &str, desired: Desired) {
         self.waiting.insert(name.to_owned(), desired);
         self.looked_at.insert(name.to_owned());
         self.stale = true;
     }
 
     /// Removes a waiting node.
-    pub(super) fn forget(&mut self, name: &str) {
+    pub(super) fn remove_waiting(&mut self, name: &str) {
         self.stale |= self.waiting.remove(name).is_some();
     }
 
     /// Records that a node, taken out at `since`, is back in service. Returns whether that is to
     /// be saved.
-    pub(super) fn back(&mut self, name: &str, since: Option<Timestamp>) -> bool {
+    pub(super) fn node_returned(&mut self, name: &str, since: Option<Timestamp>) -> bool {
         self.stale = true;
         let Some(since) = since else {
             return false;
@@ -112,14 +112,18 @@ impl BrakeState {
 
     /// Limits times to `now` after the clock was put back: a later time would use up room in the
     /// window for that much longer.
-    pub(super) fn clock_put_back(&mut self, now: Timestamp) {
+    pub(super) fn clock_moved_back(&mut self, now: Timestamp) {
         for since in self.recent.values_mut() {
             *since = (*since).min(now);
         }
     }
 
     /// Asks the brake for a plan, which is up to date from then on.
-    pub(super) fn ask(&mut self, nodes: &BTreeMap<String, NodeEntry>, fleet: &FleetState) -> Plan {
+    pub(super) fn make_plan(
+        &mut self,
+        nodes: &BTreeMap<String, NodeEntry>,
+        fleet: &FleetState,
+    ) -> Plan {
         self.stale = false;
         let now = fleet.now;
         let policy = fleet.policy.as_ref();
@@ -149,7 +153,7 @@ impl BrakeState {
                 Candidate::of(name, desired, entry.session.failures > 0)
             })
             .collect();
-        brake::plan(Question {
+        brake::plan(PlanInput {
             brake: policy
                 .map(|policy| &policy.brake)
                 .filter(|_| fleet.settings.brake),
@@ -191,7 +195,7 @@ impl BrakeState {
             limits: shown
                 .map(|limit| LimitView {
                     limit: limit.limit.clone(),
-                    of_which: of_which(plan.unlabelled, limit),
+                    of_which: counted_nodes(plan.unlabelled, limit),
                     used: limit.used,
                     allowed: limit.allowed,
                     of: limit.of,
@@ -207,7 +211,7 @@ impl BrakeState {
 }
 
 /// Returns the nodes that a limit counts, for people.
-fn of_which(unlabelled: bool, limit: &Use) -> String {
+fn counted_nodes(unlabelled: bool, limit: &LimitUse) -> String {
     let nodes = match (unlabelled, limit.gpu) {
         (true, _) => "nodes",
         (false, true) => "GPU nodes",

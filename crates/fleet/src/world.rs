@@ -348,7 +348,7 @@ impl World {
             for effect in self.fleet.decide(self.now) {
                 match effect {
                     Effect::PatchNode(planned) => looked.patches.push(*planned),
-                    Effect::Note(entry, _) => looked.notes.push(entry),
+                    Effect::Journal(entry, _) => looked.notes.push(entry),
                     Effect::ChangeRule(planned) => {
                         looked.rules.push(planned.change.clone());
                         if !self.loses_rules {

@@ -278,7 +278,7 @@ impl Replay {
                         let found = Some(found);
                         answers.push(FleetInput::EventsFound { node, found });
                     }
-                    Effect::Note(entry, _) => {
+                    Effect::Journal(entry, _) => {
                         let because = of(&entry.node).to_vec();
                         decisions.extend(self.held_or_dropped(&entry.node, because, now));
                     }

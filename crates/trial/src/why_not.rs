@@ -144,7 +144,10 @@ fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[
     let node = situation.node;
     let own = situation.observed.and_then(|node| node.own.as_deref());
     if let (Some(own), true) = (own, situation.foreign) {
-        let (who, since) = (foreign_session::who(own, node), foreign_session::since(own));
+        let (who, since) = (
+            foreign_session::owner(own, node),
+            foreign_session::since(own),
+        );
         return format!("{node} is quarantined by another gpuwarden{since}: {who}");
     }
     if own.is_some() {
@@ -277,7 +280,7 @@ fn foreign_check(situation: &Situation<'_>) -> Option<Check> {
         return Some(stops("session", text));
     };
     let (who, since) = (
-        foreign_session::who(own, situation.node),
+        foreign_session::owner(own, situation.node),
         foreign_session::since(own),
     );
     let text = format!("{text}, {who}{since}: it is left alone, and counts as out of service");
@@ -293,7 +296,7 @@ fn foreign_check(situation: &Situation<'_>) -> Option<Check> {
     };
     Some(check.fix(&format!(
         "it ends when that gpuwarden gives the node back; where that is gone for good: {}",
-        foreign_session::end_by_hand(own, view)
+        foreign_session::end_command(own, view)
     )))
 }
 

@@ -281,7 +281,7 @@ impl Switches {
 
     fn read_switch(&mut self, now: Timestamp) {
         let read = self.in_cluster();
-        let switch = read.taken_in(self.read.as_ref(), &mut self.times, now);
+        let switch = read.following(self.read.as_ref(), &mut self.times, now);
         for note in self.times.notes().filter(|_| !switch.amended.is_empty()) {
             tracing::warn!("ConfigMap {}: {note}", keys::BREAKER_CONFIG_MAP);
         }

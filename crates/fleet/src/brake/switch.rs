@@ -87,7 +87,7 @@ impl Switch {
     /// `before` stay valid, so that a tripped switch that comes back closed was closed by a
     /// person. A time in the future counts as the time when it was first observed.
     #[must_use]
-    pub fn taken_in(
+    pub fn following(
         mut self,
         before: Option<&Self>,
         times: &mut FutureTimes,
@@ -270,7 +270,7 @@ mod tests {
         };
         let taken_in = |status, cursor| {
             let mut times = FutureTimes::default();
-            let switch = switch(status, cursor).taken_in(Some(&before), &mut times, at(20));
+            let switch = switch(status, cursor).following(Some(&before), &mut times, at(20));
             switch.settle(false, at(20)).unwrap().wanted
         };
         let closed = taken_in("CLOSED", "CREATE");
@@ -291,7 +291,7 @@ mod tests {
         };
         let taken = ours
             .clone()
-            .taken_in(Some(&before), &mut FutureTimes::default(), at(20));
+            .following(Some(&before), &mut FutureTimes::default(), at(20));
         assert_eq!(taken, ours);
     }
 
@@ -307,7 +307,7 @@ mod tests {
         let mut times = FutureTimes::default();
         // A change that cannot be written is decided again and again.
         for now in [20, 30] {
-            let taken = read.clone().taken_in(None, &mut times, at(now));
+            let taken = read.clone().following(None, &mut times, at(now));
             let wanted = taken.settle(false, at(now)).unwrap().wanted;
             assert_eq!(
                 (wanted.tripped_at, wanted.reset_at, wanted.dropped_at),

@@ -18,7 +18,7 @@ fn gpu_label() -> NodeLabel {
 
 /// A cluster for tables: nodes `n0`, `n1`, ... with labels, some of them out.
 struct Cluster {
-    nodes: Vec<(String, BTreeMap<String, String>, Option<Out>)>,
+    nodes: Vec<(String, BTreeMap<String, String>, Option<OutOfService>)>,
     recent: BTreeMap<String, Timestamp>,
     reset_at: Option<Timestamp>,
     stop: Option<Hold>,
@@ -55,7 +55,7 @@ impl Cluster {
 
     fn out(mut self, nodes: impl IntoIterator<Item = usize>, since: i64) -> Self {
         for n in nodes {
-            self.nodes[n].2 = Some(Out {
+            self.nodes[n].2 = Some(OutOfService {
                 since: Some(at(since)),
                 forced: false,
             });
@@ -64,7 +64,7 @@ impl Cluster {
     }
 
     fn forced_out(mut self, node: usize) -> Self {
-        self.nodes[node].2 = Some(Out {
+        self.nodes[node].2 = Some(OutOfService {
             since: Some(at(NOW)),
             forced: true,
         });
@@ -72,7 +72,7 @@ impl Cluster {
     }
 
     fn plan(&self, brake: Option<&Brake>, candidates: Vec<Candidate>) -> Plan {
-        plan(Question {
+        plan(PlanInput {
             brake,
             gpu_label: &gpu_label(),
             members: self

@@ -14,11 +14,11 @@ use super::{Drain, DrainConfig, DrainMode, Next, PodView, checkpoint, stays};
 
 /// Gangs on a node with pods that are to leave.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Gangs(BTreeMap<String, Together>);
+pub struct Gangs(BTreeMap<String, GangState>);
 
 /// Shared state of a gang's pods on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Together {
+pub(super) struct GangState {
     /// Drain mode of all of them.
     pub(super) mode: DrainMode,
     /// Time since which none of them is ready; `None` while one is.
@@ -48,9 +48,9 @@ impl Gangs {
                 Some((pod.gang.as_ref()?, pod, mode))
             })
             .collect();
-        let mut gangs: BTreeMap<String, Together> = BTreeMap::new();
+        let mut gangs: BTreeMap<String, GangState> = BTreeMap::new();
         for (gang, pod, mode) in &pods {
-            let one = gangs.entry((*gang).clone()).or_insert(Together {
+            let one = gangs.entry((*gang).clone()).or_insert(GangState {
                 mode: *mode,
                 unready_since: pod.unready_since,
                 wait: SignedDuration::ZERO,
@@ -73,19 +73,19 @@ impl Gangs {
     }
 
     /// Returns the shared state of a pod's gang.
-    pub(super) fn together(&self, pod: &PodView) -> Option<&Together> {
+    pub(super) fn gang_of(&self, pod: &PodView) -> Option<&GangState> {
         self.0.get(pod.gang.as_ref()?)
     }
 
     /// Returns the time that a pod, or another of its gang, gets to write a checkpoint.
     pub fn wait(&self, pod: &PodView, drain: Drain, config: &DrainConfig) -> SignedDuration {
         let own = pod.checkpoint_wait(drain, config);
-        self.together(pod).map_or(own, |gang| own.max(gang.wait))
+        self.gang_of(pod).map_or(own, |gang| own.max(gang.wait))
     }
 
     /// Returns the pod with the readiness of its gang: idle only if the whole gang is.
-    pub fn as_one<'a>(&self, pod: &'a PodView) -> Cow<'a, PodView> {
-        match self.together(pod) {
+    pub fn with_gang_readiness<'a>(&self, pod: &'a PodView) -> Cow<'a, PodView> {
+        match self.gang_of(pod) {
             Some(gang) if gang.unready_since != pod.unready_since => Cow::Owned(PodView {
                 unready_since: gang.unready_since,
                 ..pod.clone()
@@ -97,7 +97,7 @@ impl Gangs {
 
 // === impl Together ===
 
-impl Together {
+impl GangState {
     /// Returns what the pods of the gang wait for before they are evicted.
     pub(super) fn waits(&self, now: Timestamp) -> Option<Next> {
         let until = self.checkpoint.filter(|until| now < *until)?;

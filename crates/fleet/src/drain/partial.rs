@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Drain, DrainConfig, Fate, Gangs, Next, PodView, Stay, fate_among};
+use super::{Drain, DrainConfig, Fate, Gangs, Next, PodView, Stay, fate_in_gang};
 
 use jiff::Timestamp;
 
@@ -47,7 +47,7 @@ pub fn fate_of(
     config: &DrainConfig,
     now: Timestamp,
 ) -> Fate {
-    let fate = fate_among(pod, gangs, drain, config, now);
+    let fate = fate_in_gang(pod, gangs, drain, config, now);
     let Some(gpus) = gpus else {
         return fate;
     };

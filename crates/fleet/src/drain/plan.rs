@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Drain, DrainConfig, DrainMode, Fate, Gangs, PodView, Stay, fate_among};
+use super::{Drain, DrainConfig, DrainMode, Fate, Gangs, PodView, Stay, fate_in_gang};
 
 /// A pod of a node, with details for a plan that do not affect its fate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,7 +123,7 @@ pub fn plan(
     let mut planned: Vec<PlannedPod> = (pods.into_iter())
         .map(|facts| {
             let fate = match &wanted {
-                Ok((drain, gangs)) => Ok(fate_among(&facts.pod, gangs, *drain, config, now)),
+                Ok((drain, gangs)) => Ok(fate_in_gang(&facts.pod, gangs, *drain, config, now)),
                 Err(why) => Err(why.as_str()),
             };
             planned(facts, fate, now)

@@ -66,10 +66,10 @@ impl Fleet {
                 }
                 let entry = self.entry(&name);
                 let on_the_node = entry.session.on_the_node().map(str::to_owned);
-                let said = entry.reports.restore(reports, on_the_node);
+                let updates = entry.reports.restore(reports, on_the_node);
                 self.agenda
                     .effects
-                    .extend(said.into_iter().map(Effect::Status));
+                    .extend(updates.into_iter().map(Effect::Status));
                 self.look_again_at(&name);
             }
         }

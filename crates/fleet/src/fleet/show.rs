@@ -10,7 +10,7 @@ use model::ownership::{CORDONED_BEFORE, Ownership};
 use policy::assess::{Dismissal, DismissedBy, is_notice};
 
 use super::{Fleet, Mode};
-use crate::brake::Use;
+use crate::brake::LimitUse;
 use crate::entry::NodeEntry;
 use crate::look::unknown_policy;
 use crate::session::{Observed, Phase, foreign_session};
@@ -70,7 +70,7 @@ impl Fleet {
         let is_over = |entry: &&NodeEntry| {
             let awaited = entry.patch.in_flight
                 || entry.stages.await_answer()
-                || entry.claim.awaits.is_some();
+                || entry.claim.question.is_some();
             entry.view.is_none() && !awaited && entry.session.phase == Phase::Idle
         };
         let is_over = self.nodes.get(name).as_ref().is_some_and(is_over);
@@ -87,7 +87,7 @@ impl Fleet {
         }
         self.set_time(now);
         if self.brake.stale && self.brake.waiting.is_empty() {
-            self.brake.plan = self.brake.ask(&self.nodes, &self.state);
+            self.brake.plan = self.brake.make_plan(&self.nodes, &self.state);
         }
         let entries = self.nodes.values();
         let held = entries.filter(|entry| entry.hold.is_some()).count();
@@ -97,7 +97,7 @@ impl Fleet {
     /// Returns the utilisation of the fullest limit.
     pub fn brake_utilization(&self) -> f64 {
         let fullest = self.brake.plan.limits.first();
-        fullest.map_or(0.0, Use::utilization)
+        fullest.map_or(0.0, LimitUse::utilization)
     }
 }
 
@@ -122,7 +122,7 @@ impl Shown<'_> {
         };
         let faults = fleet.book.faults(name).iter();
         let (mut notices, mut open): (Vec<&Fault>, Vec<&Fault>) =
-            faults.partition(|fault| is_notice(fault, &entry.noted.rulings));
+            faults.partition(|fault| is_notice(fault, &entry.journaled.rulings));
         notices.retain(|fault| fault.notice_until().is_some_and(|until| until > fleet.now));
         let devices = entry.stages.device_taints.show(name, fleet);
         let nothing_open = open.is_empty() && notices.is_empty() && devices.is_empty();
@@ -226,7 +226,7 @@ impl Shown<'_> {
             return first;
         }
         let quarantined = entry.session.phase == Phase::Quarantined;
-        let veto = entry.veto.holds_back(entry.stages.drain.eviction());
+        let veto = entry.veto.holding_drain(entry.stages.drain.eviction());
         if let Some(veto) = veto.filter(|_| quarantined) {
             return format!("the end of {veto}");
         }
@@ -286,8 +286,14 @@ impl Shown<'_> {
                 keys::MANAGED_LABEL
             ));
         }
-        notes.extend(entry.noted.unknown_policy.as_deref().map(unknown_policy));
-        notes.extend(entry.veto.says().map(str::to_owned));
+        notes.extend(
+            entry
+                .journaled
+                .unknown_policy
+                .as_deref()
+                .map(unknown_policy),
+        );
+        notes.extend(entry.veto.note().map(str::to_owned));
         if mode == Mode::Observe && faults.iter().any(|fault| fault.event.is_fatal) {
             notes.push("observing only: nothing is done about it; --quarantine acts".to_owned());
         }
@@ -332,8 +338,8 @@ impl NodeEntry {
         self.claim.foreign.as_ref()?;
         let (observed, own) = (self.observed.as_ref()?, self.ownership()?);
         let shown = ForeignGpuwardenView {
-            who: foreign_session::who(own, &observed.view.name),
-            end: foreign_session::end_by_hand(own, &observed.view),
+            who: foreign_session::owner(own, &observed.view.name),
+            end: foreign_session::end_command(own, &observed.view),
         };
         Some((own, shown))
     }
@@ -341,7 +347,7 @@ impl NodeEntry {
     /// Returns whether the operator's opt-out label keeps the node in service.
     fn opted_out(&self) -> bool {
         (self.view.as_ref()).is_some_and(|view| {
-            let mut rulings = self.noted.rulings.iter();
+            let mut rulings = self.journaled.rulings.iter();
             rulings.any(|one| one.ruling.opted_out(view))
         })
     }

@@ -73,7 +73,7 @@ fn a_node_that_comes_by_the_name_of_another_has_never_come_back() {
     let mut entry = NodeEntry::new(start());
     entry.session.returns = vec![start()];
     entry.session.back_at = Some(start());
-    entry.gone();
+    entry.remove_from_cluster();
     assert_eq!(
         (entry.session.returns, entry.session.back_at),
         (vec![], None)
@@ -255,7 +255,7 @@ fn what_another_store_keeps_is_left_alone_whatever_is_known() {
         let mut look = world.fleet.look_at("n1").unwrap();
         let claim = look.claim(own.as_ref());
         assert_eq!(claim, expected, "{owns} {store}");
-        look.keep_claim(own.as_ref(), claim);
+        look.record_claim(own.as_ref(), claim);
         let entry = &world.fleet.nodes["n1"];
         assert_eq!(entry.claim.foreign.is_some(), claim == Claim::Foreign);
         assert_eq!(
@@ -335,7 +335,7 @@ fn a_clock_that_is_put_back_ends_all_waits() {
 
 #[test]
 fn what_waits_for_the_store_is_not_let_go_by_the_brake() {
-    use crate::agenda::Awaits;
+    use crate::agenda::StoreQuestion;
 
     let settings = Settings {
         brake: true,
@@ -356,7 +356,7 @@ fn what_waits_for_the_store_is_not_let_go_by_the_brake() {
     assert!(world.fleet.hold("n1").is_some());
     // A question about the node, and then the breaker is closed.
     let entry = world.fleet.nodes.get_mut("n1").unwrap();
-    entry.claim.awaits = Some(Awaits::Found);
+    entry.claim.question = Some(StoreQuestion::LookUp);
     world.fleet.look_again_at("n1");
     world.handle(breaker(None));
     let patches = |world: &mut World| {

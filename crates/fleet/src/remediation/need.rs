@@ -8,8 +8,8 @@ use jiff::{SignedDuration, Timestamp};
 use model::attempt::VALIDATION_GROUP;
 use model::attempt::{Attempt, Outcome, RemediationMark};
 
-use super::stand::Wait;
-use super::{Action, Case, RemediationConfig, TRIES, later};
+use super::awaiting::Wait;
+use super::{Action, RemediationConfig, RemediationInput, TRIES, later};
 
 /// First and longest wait between two attempts of one group after a failure that may pass.
 const RETRY: (SignedDuration, SignedDuration) =
@@ -27,7 +27,7 @@ pub(super) struct Need<'a> {
 }
 
 /// Next step for a need.
-pub(super) enum Asks {
+pub(super) enum NeedStep {
     /// An attempt with this action and group.
     Attempt { action: String, group: String },
     /// A wait until a time.
@@ -38,16 +38,16 @@ pub(super) enum Asks {
 
 /// Returns the needs, gravest first, without those that a superseding action covers; and the
 /// recommended actions that are not configured.
-pub(super) fn needs<'a>(case: &Case<'a>) -> (Vec<Need<'a>>, BTreeSet<String>) {
+pub(super) fn needs<'a>(input: &RemediationInput<'a>) -> (Vec<Need<'a>>, BTreeSet<String>) {
     let mut unsupported = BTreeSet::new();
     let mut needs: Vec<Need<'a>> = Vec::new();
-    let Some(config) = case.config else {
+    let Some(config) = input.config else {
         return (needs, unsupported);
     };
-    for counted in case.events {
+    for counted in input.events {
         let event = counted.event;
         let name = effective_action_name(event);
-        if counted.unrepaired_by.is_some() {
+        if counted.excluded_by.is_some() {
             continue;
         }
         if name == RecommendedAction::None.as_str_name() {
@@ -80,12 +80,12 @@ pub(super) fn needs<'a>(case: &Case<'a>) -> (Vec<Need<'a>>, BTreeSet<String>) {
 
 impl Need<'_> {
     /// Returns the next step, given the session's attempts so far.
-    pub(super) fn asks(
+    pub(super) fn next_step(
         &self,
         mark: &RemediationMark,
         config: &RemediationConfig,
         now: Timestamp,
-    ) -> Asks {
+    ) -> NeedStep {
         let (mut group, mut preferred) = (self.group.clone(), self.action.clone());
         // Each group of the escalation is tried once.
         for _ in 0..=config.escalation.len() {
@@ -108,20 +108,20 @@ impl Need<'_> {
                     &mark.attempts
                 };
                 let Some(last) = attempts.iter().rev().find(covers) else {
-                    return Asks::Attempt {
+                    return NeedStep::Attempt {
                         action: name.to_owned(),
                         group: own,
                     };
                 };
                 match self.after(last, mark, config, now) {
                     After::Again => {
-                        return Asks::Attempt {
+                        return NeedStep::Attempt {
                             action: name.to_owned(),
                             group: own,
                         };
                     }
-                    After::Wait(wait) => return Asks::Wait(wait),
-                    After::Person(why) => return Asks::Person(why),
+                    After::Wait(wait) => return NeedStep::Wait(wait),
+                    After::Person(why) => return NeedStep::Person(why),
                     After::Next => {}
                 }
             }
@@ -135,7 +135,7 @@ impl Need<'_> {
             .attempts
             .last()
             .map(|one| format!(": {}", one.ending()));
-        Asks::Person(format!(
+        NeedStep::Person(format!(
             "no repair is left to be tried{}",
             tried.unwrap_or_default()
         ))

@@ -6,34 +6,34 @@ use jiff::Timestamp;
 use model::attempt::{Attempt, RemediationMark};
 use model::attempt::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 
-use super::need::{Asks, Need};
-use super::stand::{Hold, Stand, Wait};
-use super::{Case, RemediationConfig, later};
+use super::awaiting::{Awaiting, Blocker, Wait};
+use super::need::{Need, NeedStep};
+use super::{RemediationConfig, RemediationInput, later};
 
 /// Most numbers of names tried to find the next free one.
 const MOST_NAMES: usize = 1000;
 
 /// Next step for a node.
-pub(super) enum Next {
+pub(super) enum NextStep {
     /// Create the custom resource of this attempt.
     Make(Box<Attempt>),
     /// Wait until all pods of the node have left.
     Whole,
     /// Create nothing, and wait for this.
-    Stands(Stand),
+    Stands(Awaiting),
 }
 
 /// A node without an attempt under way, and its faults.
 pub(super) struct Plan<'a> {
     pub(super) mark: &'a RemediationMark,
     pub(super) config: &'a RemediationConfig,
-    pub(super) case: &'a Case<'a>,
+    pub(super) input: &'a RemediationInput<'a>,
     /// Id of an attempt that was not created because another one has its name.
     pub(super) taken: Option<&'a str>,
 }
 
 /// A reason to ask a person.
-struct Ask {
+struct PersonRequest {
     why: String,
     /// Time when another attempt may be made, if there were too many.
     again: Option<Timestamp>,
@@ -49,55 +49,57 @@ impl Plan<'_> {
         needs: &[Need<'_>],
         unsupported: &BTreeSet<String>,
         skipped: &BTreeSet<String>,
-    ) -> Next {
-        let to_repair = needs.iter().any(|need| need.group != VALIDATION_GROUP);
-        if (to_repair || !unsupported.is_empty())
+    ) -> NextStep {
+        let needs_remediation = needs.iter().any(|need| need.group != VALIDATION_GROUP);
+        if (needs_remediation || !unsupported.is_empty())
             && let Some(diagnostics) = self.diagnostics()
         {
-            return Next::Make(Box::new(diagnostics));
+            return NextStep::Make(Box::new(diagnostics));
         }
-        let mut asked: Vec<Ask> = Vec::new();
+        let mut asked: Vec<PersonRequest> = Vec::new();
         let mut wait: Option<Wait> = None;
         let mut held = None;
         for need in needs {
-            match need.asks(self.mark, self.config, self.case.now) {
-                Asks::Attempt { action, group } => match self.begin(need, &action, &group) {
-                    Ok(Next::Stands(hold)) => held = Some(hold),
+            match need.next_step(self.mark, self.config, self.input.now) {
+                NeedStep::Attempt { action, group } => match self.begin(need, &action, &group) {
+                    Ok(NextStep::Stands(hold)) => held = Some(hold),
                     Ok(next) => return next,
                     Err(ask) => asked.push(ask),
                 },
-                Asks::Wait(one) => wait = Some(one.or_sooner(wait)),
-                Asks::Person(why) => asked.push(Ask { why, again: None }),
+                NeedStep::Wait(one) => wait = Some(one.or_sooner(wait)),
+                NeedStep::Person(why) => asked.push(PersonRequest { why, again: None }),
             }
         }
         if !unsupported.is_empty() {
             let names: Vec<&str> = unsupported.iter().map(String::as_str).collect();
             let why = format!("no repair is configured for {}", names.join(", "));
-            asked.push(Ask { why, again: None });
+            asked.push(PersonRequest { why, again: None });
         }
-        let now = self.case.now;
-        let goes_on = held.or_else(|| wait.map(Stand::Waits));
-        Next::Stands(match (asked.is_empty(), self.case.hold) {
+        let now = self.input.now;
+        let goes_on = held.or_else(|| wait.map(Awaiting::Waits));
+        NextStep::Stands(match (asked.is_empty(), self.input.blocker) {
             // While pods still leave, or before the first attempt, a hold is not worth a
             // person's attention: it ends by itself.
-            (false, Some(hold)) if *hold == Hold::Drain || self.mark.repairs().next().is_none() => {
-                hold.stand(now)
+            (false, Some(hold))
+                if *hold == Blocker::Drain || self.mark.repairs().next().is_none() =>
+            {
+                hold.awaiting(now)
             }
             (false, _) => {
                 let again = asked.iter().filter_map(|one| one.again).min();
                 let mut whys: Vec<String> = Vec::new();
-                for Ask { why, .. } in asked {
+                for PersonRequest { why, .. } in asked {
                     if !whys.contains(&why) {
                         whys.push(why);
                     }
                 }
-                let goes_on = goes_on.unwrap_or(Stand::Rests(None));
-                goes_on.asking(whys.join("; "), again)
+                let goes_on = goes_on.unwrap_or(Awaiting::Recovery(None));
+                goes_on.with_person(whys.join("; "), again)
             }
             (true, _) => goes_on.unwrap_or_else(|| {
                 let routes: Vec<&str> = skipped.iter().map(String::as_str).collect();
                 let routes = (!routes.is_empty()).then(|| routes.join(" and "));
-                Stand::Rests(routes.map(|routes| {
+                Awaiting::Recovery(routes.map(|routes| {
                     format!("the recovery of its faults: no repair, skipped by {routes}")
                 }))
             }),
@@ -106,13 +108,13 @@ impl Plan<'_> {
 
     /// Returns the attempt for a need, or what it has to wait for. The error says why it cannot
     /// be made.
-    fn begin(&self, need: &Need<'_>, action: &str, group: &str) -> Result<Next, Ask> {
-        if let Some(hold) = self.case.hold {
-            return Ok(Next::Stands(hold.stand(self.case.now)));
+    fn begin(&self, need: &Need<'_>, action: &str, group: &str) -> Result<NextStep, PersonRequest> {
+        if let Some(hold) = self.input.blocker {
+            return Ok(NextStep::Stands(hold.awaiting(self.input.now)));
         }
         let scoped = self.config.actions.get(action);
-        if self.case.partial && scoped.is_some_and(|one| one.entity_scope.is_none()) {
-            return Ok(Next::Whole);
+        if self.input.partial && scoped.is_some_and(|one| one.entity_scope.is_none()) {
+            return Ok(NextStep::Whole);
         }
         if group != VALIDATION_GROUP
             && let Some(ask) = self.exhausted()
@@ -120,17 +122,17 @@ impl Plan<'_> {
             return Err(ask);
         }
         match self.attempt(need, action, group) {
-            Ok(attempt) => Ok(Next::Make(Box::new(attempt))),
-            Err(why) => Err(Ask { why, again: None }),
+            Ok(attempt) => Ok(NextStep::Make(Box::new(attempt))),
+            Err(why) => Err(PersonRequest { why, again: None }),
         }
     }
 
     /// Returns why no further attempt is made, and until when, if there were too many recent
     /// ones.
-    fn exhausted(&self) -> Option<Ask> {
-        let (window, now) = (self.config.window, self.case.now);
+    fn exhausted(&self) -> Option<PersonRequest> {
+        let (window, now) = (self.config.window, self.input.now);
         let ours = self.mark.repairs().map(|one| one.since);
-        let mut times: Vec<Timestamp> = self.case.earlier.iter().copied().chain(ours).collect();
+        let mut times: Vec<Timestamp> = self.input.earlier.iter().copied().chain(ours).collect();
         times.retain(|at| now.duration_since(*at) < window);
         times.sort();
         let over = (times.len() + 1)
@@ -142,7 +144,7 @@ impl Plan<'_> {
             window.as_hours()
         );
         let again = times.get(over).map(|at| later(*at, window));
-        Some(Ask { why, again })
+        Some(PersonRequest { why, again })
     }
 
     /// Returns the attempt that collects diagnostics, if configured and not yet tried in this
@@ -151,7 +153,7 @@ impl Plan<'_> {
         let name = self.config.diagnostics.as_deref()?;
         let mut attempts = self.mark.attempts.iter();
         let was_tried = attempts.any(|one| one.group == DIAGNOSTICS_GROUP);
-        let fault = self.case.events.first().filter(|_| !was_tried)?;
+        let fault = self.input.events.first().filter(|_| !was_tried)?;
         let need = Need {
             event: fault.event,
             first_seen: fault.first_seen,
@@ -185,7 +187,7 @@ impl Plan<'_> {
             entity: entity.to_owned(),
             resource: action.resource.clone(),
             name: called.unwrap_or_default().to_owned(),
-            since: self.case.now,
+            since: self.input.now,
             timeout_minutes: action.timeout.as_mins(),
             made: None,
             end: None,
@@ -207,7 +209,7 @@ impl Plan<'_> {
                 _ => id,
             }
         };
-        let earlier = self.case.earlier.iter();
+        let earlier = self.input.earlier.iter();
         let earlier = earlier.filter(|at| **at >= need.first_seen).count();
         let ours = self.mark.attempts.iter();
         let ours = ours.filter(|one| one.event == *event && one.group != DIAGNOSTICS_GROUP);

@@ -75,7 +75,7 @@ fn event(id: &str, action: i32, gpus: &[&str], first_seen: Timestamp) -> Counted
 struct Node {
     config: RemediationConfig,
     mark: Option<RemediationMark>,
-    seen: Seen,
+    seen: ResourceObservation,
     partial: bool,
     now: Timestamp,
 }
@@ -85,7 +85,7 @@ impl Node {
         Self {
             config: config(),
             mark: None,
-            seen: Seen::Unknown,
+            seen: ResourceObservation::Unknown,
             partial: false,
             now: at(0),
         }
@@ -96,17 +96,17 @@ impl Node {
             .map(|one| OpenFault {
                 event: &one.event,
                 first_seen: one.first_seen,
-                unrepaired_by: None,
+                excluded_by: None,
             })
             .collect();
-        let decision = decide(&Case {
+        let decision = decide(&RemediationInput {
             events: &open,
             mark: self.mark.as_ref(),
-            seen: &self.seen,
-            making: false,
-            sought: false,
+            resource: &self.seen,
+            creating: false,
+            searching: false,
             config: Some(&self.config),
-            hold: None,
+            blocker: None,
             partial: self.partial,
             earlier: &[],
             now: self.now,
@@ -117,13 +117,13 @@ impl Node {
 
     /// Creates the resource of the decided attempt; returns its name.
     fn begin(&mut self, events: &[CountedEvent]) -> String {
-        self.seen = Seen::Unknown;
+        self.seen = ResourceObservation::Unknown;
         self.decide(events);
         let open = self.mark.as_ref().and_then(RemediationMark::under_way);
         let Some(open) = open.cloned() else {
             panic!("{:?}", self.mark);
         };
-        self.seen = Seen::There(Box::new(ResourceState {
+        self.seen = ResourceObservation::There(Box::new(ResourceState {
             uid: "u".into(),
             attempt: Some(open.key()),
             begun: false,
@@ -135,7 +135,7 @@ impl Node {
 
     /// Ends the attempt with this outcome.
     fn end(&mut self, outcome: Outcome, events: &[CountedEvent]) -> Decision {
-        if let Seen::There(state) = &mut self.seen {
+        if let ResourceObservation::There(state) = &mut self.seen {
             state.end = Some((outcome, "so".into()));
         }
         self.decide(events)
@@ -143,7 +143,7 @@ impl Node {
 }
 
 fn awaits(decision: &Decision) -> String {
-    decision.stand.awaits().unwrap_or_default()
+    decision.awaiting.awaits().unwrap_or_default()
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn a_node_of_which_some_pods_stay_is_not_rebooted() {
     let events = [event("e1", 2, &["GPU-0"], at(-1))];
     node.begin(&events);
     let decision = node.end(Outcome::Failed, &events);
-    assert!(decision.whole);
+    assert!(decision.whole_node);
     assert_eq!(awaits(&decision), "all of its pods to leave");
     let mark = decision.mark.unwrap();
     // Until the drain of the whole node has begun the mark stays.

@@ -6,8 +6,8 @@ use contract::effective_action_name;
 use jiff::{SignedDuration, Timestamp};
 use model::attempt::{Attempt, AttemptEnd, DIAGNOSTICS_GROUP, Outcome, RemediationMark};
 
-use super::stand::{Stand, Wait};
-use super::{Case, OpenFault, Seen, later};
+use super::awaiting::{Awaiting, Wait};
+use super::{OpenFault, RemediationInput, ResourceObservation, later};
 
 /// Time that the creation of a custom resource may fail before a person is asked.
 pub(super) const MADE_WITHIN: SignedDuration = SignedDuration::from_secs(60);
@@ -17,31 +17,33 @@ const GONE: &str = "it was deleted before it had ended";
 /// Updates the attempt under way in `mark`. Breaks with the awaited state while it is under way.
 /// Otherwise continues with the id of an attempt that was not created because another one has
 /// its name, if any.
-pub(super) fn follow(
+pub(super) fn update_attempt(
     mark: &mut RemediationMark,
-    case: &Case<'_>,
-) -> ControlFlow<Stand, Option<String>> {
+    input: &RemediationInput<'_>,
+) -> ControlFlow<Awaiting, Option<String>> {
     let Some(open) = mark.attempts.last_mut().filter(|one| one.end.is_none()) else {
         return ControlFlow::Continue(None);
     };
-    match under_way(open, case) {
-        Open::Goes { made, by } => {
+    match attempt_state(open, input) {
+        AttemptState::Goes { made, by } => {
             open.made = made;
             let title = open.title();
             let what = match made {
-                None if is_sought(open, case) => format!("to see whether {title} was made"),
+                None if is_searched_for(open, input) => format!("to see whether {title} was made"),
                 None => format!("{title} to be made"),
                 Some(_) => format!("the end of {title}"),
             };
-            return ControlFlow::Break(Stand::Waits(Wait::new(what, by, case.now)));
+            return ControlFlow::Break(Awaiting::Waits(Wait::new(what, by, input.now)));
         }
-        Open::Late(why) => return ControlFlow::Break(Stand::Rests(None).asking(why, None)),
-        Open::Ended(end) => {
+        AttemptState::Late(why) => {
+            return ControlFlow::Break(Awaiting::Recovery(None).with_person(why, None));
+        }
+        AttemptState::Ended(end) => {
             open.made.get_or_insert(open.since);
             open.end = Some(end);
         }
-        Open::Dropped => drop(mark.attempts.pop()),
-        Open::Taken => {
+        AttemptState::Dropped => drop(mark.attempts.pop()),
+        AttemptState::Taken => {
             let taken = mark.attempts.pop().map(|one| one.id);
             return ControlFlow::Continue(taken);
         }
@@ -51,23 +53,23 @@ pub(super) fn follow(
 
 /// Returns whether the custom resource of an attempt is to be looked for before anything else:
 /// nothing new may begin now, and an earlier process may have created it without recording that.
-pub(super) fn is_sought(open: &Attempt, case: &Case<'_>) -> bool {
-    let unknown = open.made.is_none() && *case.seen == Seen::Unknown;
-    unknown && (case.sought || !is_wanted(open, case))
+pub(super) fn is_searched_for(open: &Attempt, input: &RemediationInput<'_>) -> bool {
+    let unknown = open.made.is_none() && *input.resource == ResourceObservation::Unknown;
+    unknown && (input.searching || !is_wanted(open, input))
 }
 
 /// Returns whether an attempt that was not created yet is still wanted.
-fn is_wanted(open: &Attempt, case: &Case<'_>) -> bool {
+fn is_wanted(open: &Attempt, input: &RemediationInput<'_>) -> bool {
     let stands = |one: &OpenFault<'_>| {
-        one.unrepaired_by.is_none()
+        one.excluded_by.is_none()
             && (one.event.id == open.event || effective_action_name(one.event) == open.action)
     };
-    let held = case.hold.is_some() && open.group != DIAGNOSTICS_GROUP;
-    case.making || (case.config.is_some() && !held && case.events.iter().any(stands))
+    let held = input.blocker.is_some() && open.group != DIAGNOSTICS_GROUP;
+    input.creating || (input.config.is_some() && !held && input.events.iter().any(stands))
 }
 
 /// State of the attempt under way.
-enum Open {
+enum AttemptState {
     /// The attempt is on its way, and is to progress by this time.
     Goes {
         made: Option<Timestamp>,
@@ -83,40 +85,42 @@ enum Open {
 }
 
 /// Returns the state of the attempt under way.
-fn under_way(open: &Attempt, case: &Case<'_>) -> Open {
-    let now = case.now;
+fn attempt_state(open: &Attempt, input: &RemediationInput<'_>) -> AttemptState {
+    let now = input.now;
     let ended = |outcome, why: &str| {
-        Open::Ended(AttemptEnd {
+        AttemptState::Ended(AttemptEnd {
             at: now,
             outcome,
             why: why.to_owned(),
         })
     };
     let Some(made) = open.made else {
-        return match case.seen {
-            Seen::There(state) if state.attempt == Some(open.key()) => Open::Goes {
-                made: Some(now),
-                by: later(now, open.timeout()),
-            },
+        return match input.resource {
+            ResourceObservation::There(state) if state.attempt == Some(open.key()) => {
+                AttemptState::Goes {
+                    made: Some(now),
+                    by: later(now, open.timeout()),
+                }
+            }
             // The resource is from an earlier session, or was let go of during its creation.
-            Seen::There(state) if state.attempt.is_some() => Open::Taken,
-            Seen::There(_) => ended(
+            ResourceObservation::There(state) if state.attempt.is_some() => AttemptState::Taken,
+            ResourceObservation::There(_) => ended(
                 Outcome::Failed,
                 "a custom resource of this name is there, and not ours",
             ),
-            Seen::Refused(why) => ended(Outcome::Failed, why),
-            Seen::Gone => ended(Outcome::Unclear, GONE),
-            Seen::Absent if !is_wanted(open, case) => Open::Dropped,
-            Seen::Unknown | Seen::Absent => {
+            ResourceObservation::Refused(why) => ended(Outcome::Failed, why),
+            ResourceObservation::Gone => ended(Outcome::Unclear, GONE),
+            ResourceObservation::Absent if !is_wanted(open, input) => AttemptState::Dropped,
+            ResourceObservation::Unknown | ResourceObservation::Absent => {
                 let by = later(open.since, MADE_WITHIN);
                 let title = open.title();
                 match open.group.as_str() {
-                    _ if now < by => Open::Goes { made: None, by },
+                    _ if now < by => AttemptState::Goes { made: None, by },
                     DIAGNOSTICS_GROUP => ended(Outcome::Failed, "it cannot be made"),
-                    _ if is_sought(open, case) => {
-                        Open::Late(format!("it cannot be seen whether {title} was made"))
+                    _ if is_searched_for(open, input) => {
+                        AttemptState::Late(format!("it cannot be seen whether {title} was made"))
                     }
-                    _ => Open::Late(format!("{title} cannot be made")),
+                    _ => AttemptState::Late(format!("{title} cannot be made")),
                 }
             }
         };
@@ -125,19 +129,21 @@ fn under_way(open: &Attempt, case: &Case<'_>) -> Open {
     let goes = |late: &str| {
         if now < by {
             let made = Some(made);
-            return Open::Goes { made, by };
+            return AttemptState::Goes { made, by };
         }
-        Open::Late(format!("{} {late}", open.title()))
+        AttemptState::Late(format!("{} {late}", open.title()))
     };
-    match case.seen {
-        Seen::Gone => ended(Outcome::Unclear, GONE),
-        Seen::There(state) => match &state.end {
+    match input.resource {
+        ResourceObservation::Gone => ended(Outcome::Unclear, GONE),
+        ResourceObservation::There(state) => match &state.end {
             Some((outcome, why)) => ended(*outcome, why),
             None if now >= by && open.group == DIAGNOSTICS_GROUP => {
                 ended(Outcome::Failed, "it was not done in time")
             }
             None => goes("does not come to its end"),
         },
-        Seen::Unknown | Seen::Absent | Seen::Refused(_) => goes("cannot be read"),
+        ResourceObservation::Unknown
+        | ResourceObservation::Absent
+        | ResourceObservation::Refused(_) => goes("cannot be read"),
     }
 }

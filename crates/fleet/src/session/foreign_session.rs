@@ -19,7 +19,7 @@ pub const ON_OUR_NODE: &str =
 const STORE_CHARS: usize = 64;
 
 /// Returns who made the session on the node `name`, for people.
-pub fn who(own: &Ownership, name: &str) -> String {
+pub fn owner(own: &Ownership, name: &str) -> String {
     match &own.mark.by {
         Some(Maker::Node) => match &own.mark.store {
             Some(store) => {
@@ -40,7 +40,7 @@ pub fn since(own: &Ownership) -> String {
 }
 
 /// Returns the command that removes the changes of the session from the node.
-pub fn end_by_hand(own: &Ownership, node: &NodeView) -> String {
+pub fn end_command(own: &Ownership, node: &NodeView) -> String {
     let marks = Marks::default();
     let change = Draft::new(node, own, &marks, Timestamp::UNIX_EPOCH).release();
     kubectl(&change, &node.name).join(" && ")
@@ -141,9 +141,9 @@ mod tests {
         }))
         .unwrap();
         let own = Ownership::read(&node).unwrap();
-        assert_eq!(who(&own, "n1"), "the gpuwarden on n1 itself");
+        assert_eq!(owner(&own, "n1"), "the gpuwarden on n1 itself");
         assert_eq!(since(&own), " since 2027-01-15T08:00:00Z");
-        let command = end_by_hand(&own, &node);
+        let command = end_command(&own, &node);
         let commands: Vec<&str> = command.split(" && ").collect();
         assert_eq!(
             commands[..3],

@@ -30,7 +30,7 @@ pub fn wait(returns: usize) -> SignedDuration {
 
 /// Adds further returns to the known ones, and drops those that no longer count at `now`. The
 /// input is untrusted: anyone who may annotate the node may have written it.
-pub fn keep(
+pub fn record(
     known: &mut Vec<Timestamp>,
     further: impl IntoIterator<Item = Timestamp>,
     now: Timestamp,

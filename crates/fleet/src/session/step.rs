@@ -14,9 +14,10 @@ use serde_json::json;
 
 use super::change::Draft;
 use super::dismissal::{before_unlisted, newest_listed};
-use super::uncordon::Gone;
+use super::uncordon::Verdict;
 use super::{
-    DEADLINE, Effect, Intent, Marks, Note, Observed, Patch, Phase, Session, Step, change, returns,
+    DEADLINE, Effect, Intent, JournalNote, Marks, Observed, Patch, Phase, Session, Step, change,
+    returns,
 };
 use crate::brake::Hold;
 
@@ -50,14 +51,14 @@ pub fn step(
         return step;
     };
     let node = observed.view.as_ref();
-    let released_at = step.session.take_in_times(observed, now);
-    let own = step.session.take_in_own(observed, now);
+    let released_at = step.session.update_times(observed, now);
+    let own = step.session.update_from_node(observed, now);
     let Some(mut own) = own else {
         step.without_ours(node, desired, marks, hold, released_at, now);
         return step;
     };
-    let gone = (step.session).judge(&mut own, node, desired, machines, now);
-    let ending = ended_by_hand(session, node, &own, desired, &gone, now);
+    let verdict = (step.session).judge(&mut own, node, desired, machines, now);
+    let ending = ended_by_hand(session, node, &own, desired, &verdict, now);
     match ending {
         Some(ending) => step.stand_down(node, &own, &ending, desired, marks, now),
         None if wanted => {
@@ -73,11 +74,11 @@ pub fn step(
             // The marks of a drain and of a remediation have times of their own.
             let own_since = own.since.filter(|_| stands_since.is_some());
             let own = own.in_phase(own_since.unwrap_or(step.session.since), None);
-            let puts_back = matches!(gone, Gone::PutBack(_));
-            if let Gone::PutBack(Some(text)) | Gone::Left(_, Some(text)) = gone {
-                let note = Note::new(EntryKind::Attention, text.clone());
+            let puts_back = matches!(verdict, Verdict::PutBack(_));
+            if let Verdict::PutBack(Some(text)) | Verdict::LeftUndone(_, Some(text)) = verdict {
+                let note = JournalNote::new(EntryKind::Attention, text.clone());
                 step.effects
-                    .extend([Effect::Note(note), Effect::Tell(text)]);
+                    .extend([Effect::Journal(note), Effect::EmitEvent(text)]);
             }
             let draft = Draft::new(node, &own, marks, now);
             let change = draft.update(desired, released_at, puts_back);
@@ -112,7 +113,7 @@ fn ended_by_hand(
     node: &NodeView,
     own: &Ownership,
     desired: &Desired,
-    gone: &Gone,
+    verdict: &Verdict,
     now: Timestamp,
 ) -> Option<EndByHand> {
     let newest = newest_listed(own, desired);
@@ -134,7 +135,7 @@ fn ended_by_hand(
             why: own.with_cordon_before(node, &format!("released by {by}: {reason}{future}")),
         });
     }
-    let Gone::ByHand(by_hand) = *gone else {
+    let Verdict::ByHand(by_hand) = *verdict else {
         return None;
     };
     let why = match by_hand {
@@ -174,7 +175,7 @@ impl Step {
         (session.phase, session.since) = (phase, since);
         session.settled();
         let id = session.id.clone().or(id);
-        self.effects.push(Effect::Note(Note {
+        self.effects.push(Effect::Journal(JournalNote {
             kind: EntryKind::Session,
             text: format!("{} -> {}: {why}", from.name(), phase.name()),
             detail: json!({"from": from, "to": phase, "id": id}),
@@ -193,7 +194,7 @@ impl Step {
         now: Timestamp,
     ) {
         // None of the changes to come has been observed yet.
-        self.session.seen = desired.wanted().then(BTreeSet::new);
+        self.session.observed_deeds = desired.wanted().then(BTreeSet::new);
         if !desired.wanted() {
             return self.enter(Phase::Idle, desired, now, "nothing of ours is on the node");
         }
@@ -233,7 +234,7 @@ impl Step {
         let session = &mut self.session;
         let begins = session.back_at.is_none();
         if begins {
-            returns::keep(&mut session.returns, [], now);
+            returns::record(&mut session.returns, [], now);
         }
         session.not_before = session.not_before.filter(|at| *at > now);
         let wait = returns::wait(session.returns.len());
@@ -244,7 +245,7 @@ impl Step {
             return;
         }
         if begins {
-            self.effects.push(Effect::Note(Note {
+            self.effects.push(Effect::Journal(JournalNote {
                 kind: EntryKind::Session,
                 text: returns::text(session.returns.len(), back_at),
                 detail: json!({"backAt": back_at, "returns": session.returns.len()}),
@@ -272,8 +273,8 @@ impl Step {
                 now.duration_since(since).as_secs(),
                 session.failures
             );
-            let note = Note::new(EntryKind::Attention, text);
-            self.effects.push(Effect::Note(note));
+            let note = JournalNote::new(EntryKind::Attention, text);
+            self.effects.push(Effect::Journal(note));
         }
         if session
             .not_before

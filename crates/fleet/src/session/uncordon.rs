@@ -32,15 +32,15 @@ pub const UNDONE_WITHIN: SignedDuration = SignedDuration::from_hours(1);
 
 /// Verdict on the changes of a session that are gone from the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Gone {
+pub(super) enum Verdict {
     /// No wanted change is gone.
-    Nothing,
+    Intact,
     /// A person took the change back.
     ByHand(ByHand),
     /// The change is restored; with a message on the first occasion.
     PutBack(Option<String>),
     /// The change stays undone until then; with a message on the first occasion.
-    Left(Timestamp, Option<String>),
+    LeftUndone(Timestamp, Option<String>),
 }
 
 // === impl Session ===
@@ -49,12 +49,12 @@ impl Session {
     /// Records what an observed state says about the times of machines, and which changes of the
     /// session are present, whether or not anything is decided in that state. For a session that
     /// this process does not know, the node says what was observed before.
-    pub fn take_in_view(&mut self, observed: &Observed, now: Timestamp) {
-        if let (Some(seen), Some(own)) = (&mut self.seen, &observed.own) {
+    pub fn observe(&mut self, observed: &Observed, now: Timestamp) {
+        if let (Some(seen), Some(own)) = (&mut self.observed_deeds, &observed.own) {
             let there = own.deeds(&observed.view).filter(|(_, there)| *there);
             seen.extend(there.map(|(deed, _)| deed));
         }
-        if let Some(own) = observed.own.as_deref().filter(|own| self.is_new_here(own))
+        if let Some(own) = observed.own.as_deref().filter(|own| self.is_unknown(own))
             && !own.mark.machines.is_empty()
         {
             self.machines = own.mark.machines.clone();
@@ -64,7 +64,7 @@ impl Session {
     }
 
     /// Returns whether this process does not know the session that the node carries.
-    pub(super) fn is_new_here(&self, own: &Ownership) -> bool {
+    pub(super) fn is_unknown(&self, own: &Ownership) -> bool {
         self.id.as_ref() != Some(&own.session_id) || matches!(self.phase, Phase::Idle | Phase::Held)
     }
 
@@ -76,12 +76,15 @@ impl Session {
 
     /// Updates which changes of the session were observed on the node, and what machines have
     /// undone, in the session and in `own`.
-    pub(super) fn take_in_deeds(&mut self, own: &mut Ownership, node: &NodeView, is_new: bool) {
+    pub(super) fn update_deeds(&mut self, own: &mut Ownership, node: &NodeView, is_new: bool) {
         let asked: BTreeSet<String> = own.deeds(node).map(|(deed, _)| deed).collect();
         let there = own.deeds(node).filter(|(_, there)| *there);
         let there: BTreeSet<String> = there.map(|(deed, _)| deed).collect();
         // For a session that has just begun nothing was observed before.
-        let seen = self.seen.take().filter(|seen| !is_new || seen.is_empty());
+        let seen = self
+            .observed_deeds
+            .take()
+            .filter(|seen| !is_new || seen.is_empty());
         let seen = seen.unwrap_or_else(|| {
             let missing = |deed: &&String| !own.mark.missing.contains(deed);
             asked.iter().filter(missing).cloned().collect()
@@ -89,7 +92,7 @@ impl Session {
         let mut seen: BTreeSet<String> = seen.intersection(&asked).cloned().collect();
         seen.extend(there);
         own.mark.missing = asked.difference(&seen).cloned().collect();
-        self.seen = Some(seen);
+        self.observed_deeds = Some(seen);
         // The count of restored changes belongs on the node, where there is a place for it: only
         // a process that observes a restored change counts it.
         if is_new || own.replaced_labels.is_some() {
@@ -114,28 +117,28 @@ impl Session {
         desired: &Desired,
         machines: Option<&str>,
         now: Timestamp,
-    ) -> Gone {
+    ) -> Verdict {
         let was_left = self.left_until.take().is_some();
         if !desired.wanted() {
-            return Gone::Nothing; // The node is given back as after any recovery.
+            return Verdict::Intact; // The node is given back as after any recovery.
         }
         let Some(by_hand) = own.undone_by_hand(node) else {
             let missing = !own.mark.missing.is_empty();
             return if missing {
-                Gone::PutBack(None)
+                Verdict::PutBack(None)
             } else {
-                Gone::Nothing
+                Verdict::Intact
             };
         };
         if machines.is_none() && !self.is_undone() {
-            return Gone::ByHand(by_hand);
+            return Verdict::ByHand(by_hand);
         }
         let cordon = own.cordoned && desired.cordon && !node.unschedulable;
         let taint = |taint: &Taint| own.added(taint) && !node.has_taint(taint);
         if !cordon && !desired.taints.iter().any(taint) {
-            return Gone::Nothing;
+            return Verdict::Intact;
         }
-        let is_news = self.undone.since.is_none();
+        let is_first = self.undone.since.is_none();
         self.undone.since.get_or_insert(now);
         let mut times = self.undone.put_back.clone();
         times.retain(|at| now.duration_since(*at).abs() < UNDONE_WITHIN);
@@ -155,11 +158,11 @@ impl Session {
                     node.name
                 )
             };
-            return Gone::Left(until, is_news.then(text));
+            return Verdict::LeftUndone(until, is_first.then(text));
         }
         times.push(now);
-        let is_news = is_news || was_left;
-        if own.replaced_labels.is_none() && is_news {
+        let is_first = is_first || was_left;
+        if own.replaced_labels.is_none() && is_first {
             self.undone.put_back.clone_from(&times);
         }
         own.mark.undone = Undone {
@@ -178,7 +181,7 @@ impl Session {
                 node.name
             )
         };
-        Gone::PutBack(is_news.then(text))
+        Verdict::PutBack(is_first.then(text))
     }
 }
 

@@ -16,9 +16,9 @@ use model::ownership::Maker;
 use policy::assess::Desired;
 use serde_json::json;
 
-use super::wanted::Retry;
-use super::{Asks, Facts, Stage};
-use crate::session::{DEADLINE, Failure, Note};
+use super::managed_resource::Retry;
+use super::{Facts, Requests, Stage};
+use crate::session::{DEADLINE, Failure, JournalNote};
 use crate::state::FleetState;
 use crate::view::DeviceView;
 use crate::{Effect, Level, PlannedRule};
@@ -44,7 +44,12 @@ pub(crate) struct DeviceTaints {
 
 impl DeviceTaints {
     /// Handles the answer to a change of a rule.
-    pub(crate) fn answered(&mut self, rule: &str, result: Result<(), Failure>, now: Timestamp) {
+    pub(crate) fn change_answered(
+        &mut self,
+        rule: &str,
+        result: Result<(), Failure>,
+        now: Timestamp,
+    ) {
         self.in_flight.remove(rule);
         match result {
             Ok(()) => self.retry.failures = 0,
@@ -131,7 +136,12 @@ impl DeviceTaints {
     }
 
     /// Requests the change of a rule; a dry run pretends that it was made.
-    fn plan_rule(&mut self, facts: &Facts<'_>, change: RuleChange, asks: &mut Asks<'_>) {
+    fn request_change(
+        &mut self,
+        facts: &Facts<'_>,
+        change: RuleChange,
+        requests: &mut Requests<'_>,
+    ) {
         let fleet = facts.state;
         let pods = fleet.devices.pods(change.device());
         let text = format!("{change}{}", users(&pods));
@@ -141,26 +151,26 @@ impl DeviceTaints {
             "pods": pods,
         });
         if fleet.settings.mode == Mode::DryRun {
-            asks.log(Level::Info, format!("dry run: {text}"));
+            requests.log(Level::Info, format!("dry run: {text}"));
             let kind = EntryKind::DryRun;
-            asks.note(Note { kind, text, detail }, None);
+            requests.journal(JournalNote { kind, text, detail }, None);
             let real = fleet.devices.has_rule(&change.rule_name());
             match change.after() {
                 None if !real => drop(self.pretended.remove(&change.rule_name())),
                 after => drop(self.pretended.insert(change.rule_name(), after)),
             }
-            asks.show();
+            requests.show();
             return;
         }
         if !fleet.settings.cluster {
             return;
         }
         let kind = EntryKind::Decision;
-        asks.note(Note { kind, text, detail }, Some(Level::Info));
+        requests.journal(JournalNote { kind, text, detail }, Some(Level::Info));
         self.in_flight.insert(change.rule_name());
-        asks.effect(Effect::ChangeRule(Box::new(PlannedRule {
+        requests.effect(Effect::ChangeRule(Box::new(PlannedRule {
             node: facts.name.to_owned(),
-            session: asks.session(),
+            session: requests.session(),
             change,
         })));
     }
@@ -173,7 +183,7 @@ impl DeviceTaints {
 
 impl Stage for DeviceTaints {
     /// Aligns the rules of the node with `desired`.
-    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut Requests<'_>) {
         let now = facts.state.now;
         if facts.unsettled {
             return; // The answer to the patch triggers another look.
@@ -188,7 +198,7 @@ impl Stage for DeviceTaints {
         let since = *self.pending_since.get_or_insert(now);
         if !self.asked && now.duration_since(since) >= DEADLINE {
             self.asked = true;
-            asks.call_attention(format!(
+            requests.call_attention(format!(
                 "device taints: not taken by the API server for {} s, {} attempts failed; look at the API \
                  server and at gpuwarden's permissions",
                 now.duration_since(since).as_secs(),
@@ -200,7 +210,7 @@ impl Stage for DeviceTaints {
         }
         self.retry.clear_wait();
         for change in changes {
-            self.plan_rule(facts, change, asks);
+            self.request_change(facts, change, requests);
         }
     }
 

@@ -18,12 +18,12 @@ use model::ownership::{DrainMark, Ownership};
 use policy::assess::{Desired, DrainProgress};
 
 use super::remediation::NOT_OUT;
-use super::{Asks, Facts, Stage};
+use super::{Facts, Requests, Stage};
 use crate::drain::partial::{Gpus, fate_of};
 use crate::drain::{
     CustomDrain, Drain, DrainConfig, DrainMode, Fate, Gangs, Next, PodView, wake_at,
 };
-use crate::session::{Failure, Note, Phase, retry_after};
+use crate::session::{Failure, JournalNote, Phase, retry_after};
 use crate::status::eviction::{Eviction, EvictionStatus, Skip};
 use crate::{Effect, Level, PlannedCheckpoint, PlannedRemoval, PodUpdate, RemovalAnswer};
 
@@ -38,13 +38,13 @@ use pods::NodePods;
 /// Most pods of one node with a removal in flight at once.
 const MAX_AT_ONCE: usize = 8;
 /// Wait for the watch to deliver that an evicted pod is ending.
-const TELLS_WITHIN: SignedDuration = SignedDuration::from_secs(10);
+const WATCH_DELAY: SignedDuration = SignedDuration::from_secs(10);
 /// First and longest wait before an eviction is retried that a disruption budget refuses.
-const REFUSED: (SignedDuration, SignedDuration) =
+const REFUSED_RETRY: (SignedDuration, SignedDuration) =
     (SignedDuration::from_secs(1), SignedDuration::from_secs(30));
 /// Time after the cordon until no scheduler binds a pod to the node because it has not observed
 /// the cordon.
-const SETTLES: SignedDuration = SignedDuration::from_secs(1);
+const SCHEDULER_LAG: SignedDuration = SignedDuration::from_secs(1);
 /// Time that a pod's eviction may be refused, or fail, before a person is asked.
 const ASK_AFTER: SignedDuration = SignedDuration::from_mins(5);
 
@@ -107,12 +107,12 @@ impl<'a> DrainOrder<'a> {
 impl DrainState {
     /// Handles a change of the pods. Returns whether to look at the node; during a list, only
     /// once the list is complete.
-    pub(crate) fn take_pods(&mut self, update: PodUpdate, now: Timestamp) -> bool {
-        let Some(pods) = self.pods.as_mut().filter(|pods| pods.followed) else {
+    pub(crate) fn update_pods(&mut self, update: PodUpdate, now: Timestamp) -> bool {
+        let Some(pods) = self.pods.as_mut().filter(|pods| pods.watched) else {
             return false;
         };
         let listing = pods.pods.is_coming();
-        pods.take(update, now);
+        pods.update(update, now);
         !listing || !pods.pods.is_coming()
     }
 
@@ -121,9 +121,9 @@ impl DrainState {
         &mut self,
         uid: &str,
         answer: RemovalAnswer,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) -> bool {
-        let now = asks.now();
+        let now = requests.now();
         let Some(pods) = self.pods.as_mut() else {
             return false;
         };
@@ -134,21 +134,25 @@ impl DrainState {
         let (why, wait, held) = match answer {
             RemovalAnswer::Taken | RemovalAnswer::Gone => {
                 (one.failures, one.trouble) = (0, None);
-                one.not_before = Some(now + TELLS_WITHIN);
+                one.not_before = Some(now + WATCH_DELAY);
                 return true;
             }
             RemovalAnswer::Held { why, retry_after } => {
                 one.failures = one.failures.saturating_add(1);
-                let wait = REFUSED.0 * (1 << one.failures.min(5));
-                let wait = wait.max(retry_after.unwrap_or_default()).min(REFUSED.1);
+                let wait = REFUSED_RETRY.0 * (1 << one.failures.min(5));
+                let wait = wait
+                    .max(retry_after.unwrap_or_default())
+                    .min(REFUSED_RETRY.1);
                 (why, wait, true)
             }
             RemovalAnswer::Failed {
                 why,
-                retry_after: wish,
+                retry_after: server_wait,
             } => {
                 one.failures = one.failures.saturating_add(1);
-                let failure = Failure::Error { retry_after: wish };
+                let failure = Failure::Error {
+                    retry_after: server_wait,
+                };
                 (why, retry_after(one.failures, failure), false)
             }
         };
@@ -166,7 +170,7 @@ impl DrainState {
                 "could not be removed"
             };
             let text = format!("pod {pod} {what}: {why}; it is tried again");
-            asks.note(Note::new(EntryKind::Answer, text), None);
+            requests.journal(JournalNote::new(EntryKind::Answer, text), None);
         }
         true
     }
@@ -186,15 +190,20 @@ impl DrainState {
     }
 
     /// Updates the progress of the drain, and journals why all pods stay although drains are on.
-    fn note_eviction(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
+    fn journal_eviction(
+        &mut self,
+        facts: &Facts<'_>,
+        desired: &Desired,
+        requests: &mut Requests<'_>,
+    ) {
         let eviction = self.eviction_now(facts, desired);
         if self.eviction() == eviction.as_ref() {
             return;
         }
         let drains = facts.state.settings.drain.is_some();
         if let Some(why) = (eviction.as_ref()).filter(|one| drains && one.is_skipped()) {
-            let note = Note::new(EntryKind::Session, why.message.clone());
-            asks.note(note, None);
+            let note = JournalNote::new(EntryKind::Session, why.message.clone());
+            requests.journal(note, None);
         }
         self.eviction = eviction.map(Box::new);
     }
@@ -249,15 +258,15 @@ impl DrainState {
             });
         }
         let now = facts.state.now;
-        let Some(pods) = self.pods.as_ref().filter(|pods| pods.sees_pods()) else {
+        let Some(pods) = self.pods.as_ref().filter(|pods| pods.has_current_pods()) else {
             return begun;
         };
         if pods.leaving(&order, now).next().is_some() {
             return Some(DrainProgress::Draining);
         }
         // Changes missed while the watch was broken arrive after its recovery is reported.
-        let settled = (own.since.max(pods.watched_again))
-            .is_none_or(|since| now.duration_since(since) >= SETTLES);
+        let settled = (own.since.max(pods.watch_recovered_at))
+            .is_none_or(|since| now.duration_since(since) >= SCHEDULER_LAG);
         if settled {
             Some(DrainProgress::Drained)
         } else {
@@ -273,23 +282,23 @@ impl DrainState {
         own: &Ownership,
         order: &DrainOrder<'_>,
         (mark, begins): (Option<DrainMark>, bool),
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) {
         let now = facts.state.now;
         let pods = self.pods_mut();
-        let unseen_at = pods.look_for_pods(now);
+        let ask_at = pods.update_unreadable(now);
         if !pods.pods.is_complete() {
             pods.awaits = Some(match &pods.failing {
                 Some(why) => format!("its pods to be read: {why}"),
                 None => "its pods to be read".to_owned(),
             });
-            pods.wake = unseen_at.filter(|at| *at > now);
-            return pods.ask_about(&[], order, asks);
+            pods.wake = ask_at.filter(|at| *at > now);
+            return pods.ask_about(&[], order, requests);
         }
         let leaving: Vec<Leaving> = (pods.leaving(order, now))
             .map(|(pod, mode, next)| (pod.clone(), mode, next))
             .collect();
-        pods.wake = pods.next_wake(&leaving, order, own, unseen_at, now);
+        pods.wake = pods.next_wake(&leaving, order, own, ask_at, now);
         let held = facts.veto.map(|veto| format!("the end of {veto}; then "));
         let awaited = match &pods.failing {
             Some(why) if leaving.is_empty() => format!("its pods to be read: {why}"),
@@ -298,14 +307,14 @@ impl DrainState {
         pods.awaits = Some(format!("{}{awaited}", held.unwrap_or_default()));
         // The node's mark comes first, so that a successor sees the drain.
         if mark.is_none() {
-            return pods.ask_about(&[], order, asks);
+            return pods.ask_about(&[], order, requests);
         }
         if begins {
-            pods.note_drain(order, asks);
+            pods.journal_begin(order, requests);
         }
-        pods.ask_about(&leaving, order, asks);
+        pods.ask_about(&leaving, order, requests);
         if facts.state.acts() {
-            pods.tell_who_is_waited_for(&leaving, order.drain.since, asks);
+            pods.emit_waiting_events(&leaving, order.drain.since, requests);
         }
         if facts.veto.is_some() {
             return; // Each eviction is an act of its own that a veto holds back.
@@ -315,7 +324,7 @@ impl DrainState {
                 Next::Evict(grace) => Some(grace),
                 Next::Delete => None,
                 Next::AskCheckpoint => {
-                    pods.ask_for_checkpoint(&pod, facts, asks);
+                    pods.ask_for_checkpoint(&pod, facts, requests);
                     continue;
                 }
                 Next::Wait(_)
@@ -324,7 +333,7 @@ impl DrainState {
                 | Next::Unknown
                 | Next::Checkpoint(_) => continue,
             };
-            pods.remove(&pod, mode, evict, facts, asks);
+            pods.remove(&pod, mode, evict, facts, requests);
         }
     }
 }
@@ -342,7 +351,7 @@ impl Stage for DrainState {
         &mut self,
         facts: &Facts<'_>,
         desired: &mut Desired,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) -> ControlFlow<()> {
         self.begun = facts.session.phase == Phase::Draining;
         if let Some((_, own)) = facts.ours() {
@@ -352,12 +361,12 @@ impl Stage for DrainState {
                 (desired.drain, desired.drain_gpus) = (Some(stage), gpus);
             }
         }
-        self.note_eviction(facts, desired, asks);
+        self.journal_eviction(facts, desired, requests);
         ControlFlow::Continue(())
     }
 
     /// Removes the pods that are to leave now.
-    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut Requests<'_>) {
         let begins = !self.begun;
         if let Some((_, own)) = facts.ours().filter(|_| facts.session.phase.is_out())
             && let Some(order) = DrainOrder::of(facts, own, desired)
@@ -368,43 +377,40 @@ impl Stage for DrainState {
                 if let Some(waits) = waits_for_others(facts, own) {
                     self.pods_mut().awaits = Some(waits.to_owned());
                 } else if let Some(custom) = custom_of(facts) {
-                    self.ask_for_custom(facts, own, desired, &custom, &order, asks);
+                    self.drive_custom(facts, own, desired, &custom, &order, requests);
                 } else {
-                    self.remove_pods(facts, own, &order, (mark, begins), asks);
+                    self.remove_pods(facts, own, &order, (mark, begins), requests);
                 }
             }
         }
-        self.withdraw_custom(facts, desired, asks);
+        self.withdraw_custom(facts, desired, requests);
     }
 
     /// Starts or stops watching the node's pods, to match what the last look asked for.
-    fn settle(&mut self, asks: &mut Asks<'_>) {
-        self.custom.settle(asks);
+    fn settle(&mut self, requests: &mut Requests<'_>) {
+        self.custom.settle(requests);
         let Some(pods) = &mut self.pods else {
             return;
         };
-        let follow = pods.wanted;
-        let changes = pods.followed != follow;
+        let watch = pods.wanted;
+        let changes = pods.watched != watch;
         if changes {
             let mut tries = std::mem::take(&mut pods.tries);
             // The answers to these are still to come.
             tries.retain(|_, one| one.in_flight);
             **pods = NodePods {
-                wanted: follow,
-                followed: follow,
+                wanted: watch,
+                watched: watch,
                 tries,
                 ..NodePods::default()
             };
         }
-        if !follow && !pods.tries.values().any(|one| one.in_flight) {
+        if !watch && !pods.tries.values().any(|one| one.in_flight) {
             self.pods = None;
         }
         if changes {
-            let node = asks.node().to_owned();
-            asks.effect(Effect::WatchPods {
-                node,
-                watch: follow,
-            });
+            let node = requests.node().to_owned();
+            requests.effect(Effect::WatchPods { node, watch });
         }
     }
 
@@ -440,7 +446,7 @@ impl NodePods {
         leaving: &[Leaving],
         order: &DrainOrder<'_>,
         own: &Ownership,
-        unseen_at: Option<Timestamp>,
+        ask_at: Option<Timestamp>,
         now: Timestamp,
     ) -> Option<Timestamp> {
         let DrainOrder { drain, config, .. } = order;
@@ -452,10 +458,10 @@ impl NodePods {
         let asks_at = asks_at.into_iter();
         let asks_at = asks_at.filter_map(|by| drain.since.checked_add(by).ok());
         let retries = self.tries.values().filter_map(|one| one.not_before);
-        let settles = own.since.max(self.watched_again);
-        let settles = settles.and_then(|since| since.checked_add(SETTLES).ok());
+        let settles = own.since.max(self.watch_recovered_at);
+        let settles = settles.and_then(|since| since.checked_add(SCHEDULER_LAG).ok());
         let times = wakes.chain(asks_at).chain(retries);
-        let times = times.chain(settles).chain(unseen_at);
+        let times = times.chain(settles).chain(ask_at);
         times.filter(|at| *at > now).min()
     }
 
@@ -466,23 +472,23 @@ impl NodePods {
         mode: DrainMode,
         evict: Option<SignedDuration>,
         facts: &Facts<'_>,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) {
         let next = evict.map_or(Next::Delete, Next::Evict);
         let text = format!("pod {} {next} ({})", pod.title(), mode.name());
         if facts.state.settings.mode == Mode::DryRun {
-            return self.pretend(pod, &text, asks);
+            return self.pretend(pod, &text, requests);
         }
-        if !self.begins_try(pod, asks.now()) {
+        if !self.begins_try(pod, requests.now()) {
             return;
         }
-        if evict.is_none() && self.tells_of_deletion(&pod.uid) {
-            let note = Note::new(EntryKind::Decision, text);
-            asks.note(note, Some(Level::Warn));
+        if evict.is_none() && self.journals_deletion(&pod.uid) {
+            let note = JournalNote::new(EntryKind::Decision, text);
+            requests.journal(note, Some(Level::Warn));
         }
-        asks.effect(Effect::RemovePod(Box::new(PlannedRemoval {
+        requests.effect(Effect::RemovePod(Box::new(PlannedRemoval {
             node: facts.name.to_owned(),
-            session: asks.session(),
+            session: requests.session(),
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             uid: pod.uid.clone(),
@@ -493,32 +499,37 @@ impl NodePods {
 
     /// Requests that a pod writes a checkpoint, if that is due; a dry run pretends that the pod
     /// has left. [`crate::drain`] reads the pod's answer, and limits the wait.
-    fn ask_for_checkpoint(&mut self, pod: &PodView, facts: &Facts<'_>, asks: &mut Asks<'_>) {
+    fn ask_for_checkpoint(
+        &mut self,
+        pod: &PodView,
+        facts: &Facts<'_>,
+        requests: &mut Requests<'_>,
+    ) {
         let text = format!("pod {} {}", pod.title(), Next::AskCheckpoint);
         if facts.state.settings.mode == Mode::DryRun {
-            return self.pretend(pod, &text, asks);
+            return self.pretend(pod, &text, requests);
         }
-        if !self.begins_try(pod, asks.now()) {
+        if !self.begins_try(pod, requests.now()) {
             return;
         }
-        asks.note(Note::new(EntryKind::Session, text), None);
-        asks.effect(Effect::RequestCheckpoint(Box::new(PlannedCheckpoint {
+        requests.journal(JournalNote::new(EntryKind::Session, text), None);
+        requests.effect(Effect::RequestCheckpoint(Box::new(PlannedCheckpoint {
             node: facts.name.to_owned(),
-            session: asks.session(),
+            session: requests.session(),
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             uid: pod.uid.clone(),
-            at: asks.now(),
+            at: requests.now(),
         })));
     }
 
     /// Journals what a dry run does not do to a pod, and pretends that the pod has left.
-    fn pretend(&mut self, pod: &PodView, text: &str, asks: &mut Asks<'_>) {
+    fn pretend(&mut self, pod: &PodView, text: &str, requests: &mut Requests<'_>) {
         let text = format!("dry run: {text}");
-        asks.log(Level::Info, text.clone());
-        asks.note(Note::new(EntryKind::DryRun, text), None);
+        requests.log(Level::Info, text.clone());
+        requests.journal(JournalNote::new(EntryKind::DryRun, text), None);
         self.pretended.insert(pod.uid.clone());
-        asks.look_again();
+        requests.look_again();
     }
 }
 
@@ -570,7 +581,7 @@ fn drained_gpus(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option
             Some(Vec::new())
         }
         (true, true) if custom_of(facts).is_some() => Some(Vec::new()),
-        (true, true) if config.partial && !facts.repairs_whole_node => {
+        (true, true) if config.partial && !facts.remediates_whole_node => {
             Some(desired.reset_gpus().unwrap_or_default())
         }
         (true, true) => Some(Vec::new()),

@@ -20,11 +20,13 @@ use policy::Routed;
 use policy::assess::{CountedEvent, Desired};
 use serde_json::{Value, json};
 
+use super::managed_resource::ManagedResource;
 use super::validation::waits_for_quiet;
-use super::wanted::Wanted;
-use super::{Asks, Facts, Stage};
-use crate::remediation::{Case, Decision, Hold, OpenFault, Seen, decide};
-use crate::session::{Failure, Note};
+use super::{Facts, Requests, Stage};
+use crate::remediation::{
+    Blocker, Decision, OpenFault, RemediationInput, ResourceObservation, decide,
+};
+use crate::session::{Failure, JournalNote};
 use crate::veto::Veto;
 use crate::{CreateAnswer, Effect, RemediationResult, ResourceUpdate, Settings};
 use contract::{RecommendedAction, keys};
@@ -33,20 +35,20 @@ use contract::{RecommendedAction, keys};
 #[derive(Debug, Default)]
 pub(crate) struct RemediationState {
     /// The custom resource of the attempt under way.
-    object: Wanted<Seen>,
+    object: ManagedResource<ResourceObservation>,
     /// True while the resource is looked for, since an earlier process may have created it.
-    sought: bool,
+    searching: bool,
     /// Reason why the resource was refused for good; it counts once the resource was looked for
     /// and does not exist.
     refused: Option<String>,
     /// The node's mark at the last look; `None` until this process has looked.
-    noted: Option<RemediationMark>,
+    last_mark: Option<RemediationMark>,
     /// Actions already counted as unsupported.
     unsupported: BTreeSet<String>,
     /// Policy routes already journaled as excluding faults from remediation.
     skipped: BTreeSet<String>,
     /// True once the whole node is to be remediated, and not only its drained GPUs.
-    whole: bool,
+    whole_node: bool,
     /// Text for people about what the remediation awaits.
     awaits: Option<String>,
     wake: Option<Timestamp>,
@@ -62,69 +64,80 @@ impl RemediationState {
 
     /// Returns whether the work of an attempt has begun; `None` if not observed yet.
     pub(crate) fn has_begun(&self, attempt: &Attempt) -> Option<bool> {
-        let seen = Some(&self.object.seen).filter(|_| self.object.is_of(&attempt.key()));
-        match seen.unwrap_or(&Seen::Unknown) {
-            Seen::There(state) => Some(state.begun).filter(|begun| *begun || self.object.confirmed),
-            Seen::Unknown if attempt.made.is_some() || self.sought => None,
-            Seen::Unknown | Seen::Absent | Seen::Gone | Seen::Refused(_) => Some(false),
+        let seen = Some(&self.object.state).filter(|_| self.object.is_for(&attempt.key()));
+        match seen.unwrap_or(&ResourceObservation::Unknown) {
+            ResourceObservation::There(state) => {
+                Some(state.begun).filter(|begun| *begun || self.object.confirmed)
+            }
+            ResourceObservation::Unknown if attempt.made.is_some() || self.searching => None,
+            ResourceObservation::Unknown
+            | ResourceObservation::Absent
+            | ResourceObservation::Gone
+            | ResourceObservation::Refused(_) => Some(false),
         }
     }
 
     /// Returns whether the custom resource of an attempt may exist unobserved: the answer to its
     /// creation was lost, or is missing.
-    pub(crate) fn may_be_made(&self, attempt: &Attempt) -> bool {
+    pub(crate) fn may_exist(&self, attempt: &Attempt) -> bool {
         let asked = self.object.creating || self.object.retry.failures > 0;
-        let unseen = self.object.is_of(&attempt.key()) && self.object.seen == Seen::Unknown;
+        let unseen =
+            self.object.is_for(&attempt.key()) && self.object.state == ResourceObservation::Unknown;
         asked && unseen && attempt.made.is_none()
     }
 
     /// Returns whether the whole node is remediated where its faults ask for a reset of GPUs:
     /// then all of its pods are to leave.
-    pub(crate) fn repairs_whole_node(&self, settings: &Settings) -> bool {
+    pub(crate) fn remediates_whole_node(&self, settings: &Settings) -> bool {
         let reset = RecommendedAction::ComponentReset.as_str_name();
         let config = settings.remediation.as_deref();
         let reset = config.and_then(|config| config.actions.get(reset));
-        reset.is_some_and(|action| action.entity_scope.is_none()) || self.whole
+        reset.is_some_and(|action| action.entity_scope.is_none()) || self.whole_node
     }
 
     /// Handles a change of a custom resource. Returns whether it belongs to the attempt under
     /// way.
-    pub(crate) fn take(&mut self, resource: &str, update: ResourceUpdate) -> bool {
+    pub(crate) fn resource_updated(&mut self, resource: &str, update: ResourceUpdate) -> bool {
         let attempt = self.object.attempt.as_ref();
         let attempt = attempt.filter(|_| self.object.is_watched(resource));
         let Some(attempt) = attempt else {
             return false; // The resource belongs to an earlier attempt.
         };
-        self.object.unseen = None;
+        self.object.watch_error = None;
         match update {
             ResourceUpdate::There(object) => {
                 let read = ResourceState::read(&object, &attempt.resource);
                 // A resource created in its place by others is not ours: ours, if it existed, is
                 // gone.
                 let ours = read.attempt == Some(attempt.key());
-                self.object.seen = if ours || self.sought {
-                    Seen::There(Box::new(read))
+                self.object.state = if ours || self.searching {
+                    ResourceObservation::There(Box::new(read))
                 } else {
-                    Seen::Gone
+                    ResourceObservation::Gone
                 };
                 self.refused = None;
             }
             ResourceUpdate::Absent => {
-                self.object.seen = match self.refused.take() {
-                    Some(why) => Seen::Refused(why),
-                    None if self.sought => Seen::Absent,
-                    None => Seen::Gone,
+                self.object.state = match self.refused.take() {
+                    Some(why) => ResourceObservation::Refused(why),
+                    None if self.searching => ResourceObservation::Absent,
+                    None => ResourceObservation::Gone,
                 };
             }
-            ResourceUpdate::Failing(why) => self.object.unseen = Some(why),
+            ResourceUpdate::Failing(why) => self.object.watch_error = Some(why),
         }
-        self.object.confirmed = self.object.unseen.is_none();
+        self.object.confirmed = self.object.watch_error.is_none();
         true
     }
 
     /// Handles the answer to the creation of a custom resource. Returns whether it belongs to
     /// the attempt under way.
-    pub(crate) fn made(&mut self, key: &str, answer: CreateAnswer, asks: &mut Asks<'_>) -> bool {
+    pub(crate) fn create_answered(
+        &mut self,
+        key: &str,
+        answer: CreateAnswer,
+        requests: &mut Requests<'_>,
+    ) -> bool {
         let object = &mut self.object;
         let Some(attempt) = object.attempt.as_ref().filter(|one| one.key() == key) else {
             return false;
@@ -133,17 +146,17 @@ impl RemediationState {
         match answer {
             CreateAnswer::There(there) => {
                 let read = ResourceState::read(&there, &attempt.resource);
-                object.seen = Seen::There(Box::new(read));
-                object.created(false, asks);
+                object.state = ResourceObservation::There(Box::new(read));
+                object.created(false, requests);
             }
             // An earlier try, also by an earlier process, may have created it, with its answer
             // lost.
-            CreateAnswer::Refused(why) => (self.refused, self.sought) = (Some(why), true),
+            CreateAnswer::Refused(why) => (self.refused, self.searching) = (Some(why), true),
             CreateAnswer::Failed { why, retry_after } => {
                 let failure = Failure::Error { retry_after };
-                if object.retry.failed(&why, failure, asks.now()) {
+                if object.retry.failed(&why, failure, requests.now()) {
                     let text = format!("the repair is not begun: {why}; it is tried again");
-                    asks.note(Note::new(EntryKind::Answer, text), None);
+                    requests.journal(JournalNote::new(EntryKind::Answer, text), None);
                 }
             }
         }
@@ -151,14 +164,14 @@ impl RemediationState {
     }
 
     /// Sets the attempt under way.
-    fn turn_to(&mut self, attempt: &Attempt) {
-        if self.object.turn_to(attempt) {
-            (self.sought, self.refused) = (false, None);
+    fn set_attempt(&mut self, attempt: &Attempt) {
+        if self.object.set_attempt(attempt) {
+            (self.searching, self.refused) = (false, None);
         }
     }
 
     fn is_there(&self) -> bool {
-        matches!(self.object.seen, Seen::There(_))
+        matches!(self.object.state, ResourceObservation::There(_))
     }
 
     /// Returns the decision about the remediation of an out-of-service node; `None` where
@@ -178,20 +191,20 @@ impl RemediationState {
         if settings.remediation.is_none() && mark.is_none() {
             return None;
         }
-        let hold = (facts.veto.map(vetoed))
-            .or_else(|| hold(&observed.view, own, desired))
+        let blocker = (facts.veto.map(vetoed))
+            .or_else(|| blocker(&observed.view, own, desired))
             .or_else(|| {
                 let why = "a while without a new fault";
                 let quiet_until = waits_for_quiet(facts.state, facts.name);
-                quiet_until.map(|until| Hold::Until(until, why.to_owned()))
+                quiet_until.map(|until| Blocker::Until(until, why.to_owned()))
             });
         let earlier = mark.map_or(&facts.session.repairs, |mark| &mark.earlier);
         if let Some(open) = mark.and_then(RemediationMark::under_way) {
-            self.turn_to(open);
+            self.set_attempt(open);
         }
         // A dry run has created nothing that could be looked for.
-        if settings.mode == Mode::DryRun && self.object.seen == Seen::Unknown {
-            self.object.seen = Seen::Absent;
+        if settings.mode == Mode::DryRun && self.object.state == ResourceObservation::Unknown {
+            self.object.state = ResourceObservation::Absent;
         }
         let routes = desired.events.iter().map(CountedEvent::unrepaired_by);
         let routes: Vec<Option<String>> = routes.map(|one| one.map(Routed::title)).collect();
@@ -199,17 +212,17 @@ impl RemediationState {
             .map(|(one, route)| OpenFault {
                 event: &one.event,
                 first_seen: one.first_seen,
-                unrepaired_by: route.as_deref(),
+                excluded_by: route.as_deref(),
             })
             .collect();
-        Some(decide(&Case {
+        Some(decide(&RemediationInput {
             events: &events,
             mark,
-            seen: &self.object.seen,
-            making: self.object.creating,
-            sought: self.sought,
+            resource: &self.object.state,
+            creating: self.object.creating,
+            searching: self.searching,
             config: settings.remediation.as_deref(),
-            hold: hold.as_ref(),
+            blocker: blocker.as_ref(),
             partial: !own.mark.drain_gpus.is_empty(),
             earlier,
             now: facts.state.now,
@@ -217,39 +230,39 @@ impl RemediationState {
     }
 
     /// Records a decision, and journals what is new about it.
-    fn take_decision(
+    fn apply_decision(
         &mut self,
         own: &Ownership,
         decision: &Decision,
         quiet_until: Option<Timestamp>,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) {
-        if decision.whole && !self.whole {
-            self.whole = true;
-            asks.look_again();
+        if decision.whole_node && !self.whole_node {
+            self.whole_node = true;
+            requests.look_again();
         }
         // While its pods leave, the drain says what is awaited.
         let drains = own.mark.drain.is_some_and(|mark| mark.done.is_none());
         let trouble = self
             .object
-            .unseen
+            .watch_error
             .as_ref()
             .or(self.object.retry.why.as_ref());
         let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
-        let awaits = decision.stand.awaits().filter(|_| !drains);
+        let awaits = decision.awaiting.awaits().filter(|_| !drains);
         self.awaits = awaits.map(|awaits| format!("{awaits}{trouble}"));
-        self.sought = decision.sought;
-        let wakes = [decision.stand.wake(), quiet_until];
+        self.searching = decision.searching;
+        let wakes = [decision.awaiting.wake(), quiet_until];
         self.wake = wakes.into_iter().flatten().min();
         for action in decision.unsupported.difference(&self.unsupported) {
-            asks.effect(Effect::Remediation(RemediationResult::Unsupported {
-                node: asks.node().to_owned(),
+            requests.effect(Effect::Remediation(RemediationResult::Unsupported {
+                node: requests.node().to_owned(),
                 action: action.clone(),
             }));
         }
         for route in decision.skipped.difference(&self.skipped) {
             let text = format!("no repair: skipped by {route}");
-            asks.note(Note::new(EntryKind::Session, text), None);
+            requests.journal(JournalNote::new(EntryKind::Session, text), None);
         }
         self.unsupported.clone_from(&decision.unsupported);
         self.skipped.clone_from(&decision.skipped);
@@ -267,20 +280,20 @@ impl RemediationState {
             return false;
         };
         let awaits =
-            open.repairs() && self.has_begun(open).is_none() && self.object.unseen.is_none();
+            open.repairs() && self.has_begun(open).is_none() && self.object.watch_error.is_none();
         self.object.watch |= awaits;
         awaits
     }
 
     /// Creates the custom resource of an attempt, if that is due; a dry run pretends that it has
     /// succeeded.
-    fn make(
+    fn create_resource(
         &mut self,
         facts: &Facts<'_>,
         view: &NodeView,
         desired: &Desired,
         open: &Attempt,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) {
         let settings = &facts.state.settings;
         if !self.object.may_create(facts.state.now) {
@@ -292,46 +305,46 @@ impl RemediationState {
         let config = settings.remediation.as_deref();
         let action = config.and_then(|config| config.actions.get(&open.action));
         let (Some(event), Some(action)) = (event, action) else {
-            return self.refuse(format!("there is no action {}", open.action), asks);
+            return self.refuse(format!("there is no action {}", open.action), requests);
         };
         let mut object = match action.render(event, &open.id, &open.entity) {
             Ok(object) => object,
-            Err(why) => return self.refuse(why, asks),
+            Err(why) => return self.refuse(why, requests),
         };
         complete(&mut object, open, view);
         if settings.mode == Mode::DryRun {
-            let note = Note {
+            let note = JournalNote {
                 kind: EntryKind::DryRun,
                 text: format!("dry run: {} is made ({})", open.title(), open.action),
                 detail: object,
             };
-            asks.note(note, None);
-            self.object.seen = Seen::There(Box::new(ResourceState {
+            requests.journal(note, None);
+            self.object.state = ResourceObservation::There(Box::new(ResourceState {
                 uid: String::new(),
                 attempt: Some(open.key()),
                 begun: true,
                 end: Some((Outcome::Succeeded, "a dry run does nothing".to_owned())),
             }));
-            return asks.look_again();
+            return requests.look_again();
         }
         if !settings.cluster {
             return;
         }
         // From here on its former absence says nothing.
-        self.object.seen = Seen::Unknown;
-        self.object.create(&open.action, object, asks);
+        self.object.state = ResourceObservation::Unknown;
+        self.object.create(&open.action, object, requests);
     }
 
     /// Records that the custom resource cannot be created at all.
-    fn refuse(&mut self, why: String, asks: &mut Asks<'_>) {
-        self.object.seen = Seen::Refused(why);
-        asks.look_again();
+    fn refuse(&mut self, why: String, requests: &mut Requests<'_>) {
+        self.object.state = ResourceObservation::Refused(why);
+        requests.look_again();
     }
 
     /// Journals the changes of the node's remediation since the last look.
-    fn note_repair(&mut self, facts: &Facts<'_>, own: &Ownership, asks: &mut Asks<'_>) {
+    fn journal_changes(&mut self, facts: &Facts<'_>, own: &Ownership, requests: &mut Requests<'_>) {
         let mark = own.mark.remediation.clone().unwrap_or_default();
-        let before = self.noted.replace(mark.clone());
+        let before = self.last_mark.replace(mark.clone());
         if before.as_ref() == Some(&mark) {
             return;
         }
@@ -353,14 +366,14 @@ impl RemediationState {
                     }
                 };
                 let text = format!("{what}: {} ({})", one.title(), one.action);
-                asks.note(of_attempt(one, text), None);
+                requests.journal(attempt_note(one, text), None);
             }
             let Some(end) = &one.end else {
                 continue;
             };
             if known.is_none_or(|known| known.end.is_none()) {
-                asks.note(of_attempt(one, one.ending()), None);
-                asks.effect(Effect::Remediation(RemediationResult::Ended {
+                requests.journal(attempt_note(one, one.ending()), None);
+                requests.effect(Effect::Remediation(RemediationResult::Ended {
                     node: facts.name.to_owned(),
                     action: one.action.clone(),
                     outcome: end.outcome,
@@ -377,11 +390,11 @@ impl RemediationState {
                 }
                 None => "no repair goes on: the faults that are open ask for none now".to_owned(),
             };
-            asks.note(Note::new(EntryKind::Session, text), None);
+            requests.journal(JournalNote::new(EntryKind::Session, text), None);
         }
         let asked = before.person.map(|one| one.why);
         if let Some(person) = mark.person.filter(|one| asked.as_ref() != Some(&one.why)) {
-            asks.call_attention(format!(
+            requests.call_attention(format!(
                 "the repair does not get on: {}; repair the node by hand, and release it",
                 person.why
             ));
@@ -399,7 +412,7 @@ impl Stage for RemediationState {
         &mut self,
         facts: &Facts<'_>,
         desired: &mut Desired,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) -> ControlFlow<()> {
         let Some((_, own)) = facts.ours() else {
             return ControlFlow::Continue(());
@@ -408,7 +421,7 @@ impl Stage for RemediationState {
             return ControlFlow::Continue(());
         };
         let quiet_until = waits_for_quiet(facts.state, facts.name);
-        self.take_decision(own, &decision, quiet_until, asks);
+        self.apply_decision(own, &decision, quiet_until, requests);
         desired.remediation = decision.mark;
         if desired.remediation.is_some() && self.awaits_begin(facts) {
             return ControlFlow::Break(()); // The watch triggers another look.
@@ -417,16 +430,16 @@ impl Stage for RemediationState {
     }
 
     /// Creates the custom resource that is due, and journals the changes of earlier attempts.
-    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut Requests<'_>) {
         let Some((observed, own)) = facts.ours() else {
             if facts.observed.is_some() {
-                (self.noted, self.awaits, self.whole) = (None, None, false);
+                (self.last_mark, self.awaits, self.whole_node) = (None, None, false);
                 self.unsupported.clear();
                 self.skipped.clear();
             }
             return;
         };
-        self.note_repair(facts, own, asks);
+        self.journal_changes(facts, own, requests);
         let mark = own.mark.remediation.as_ref();
         let Some(open) = mark.and_then(RemediationMark::under_way) else {
             return;
@@ -436,22 +449,22 @@ impl Stage for RemediationState {
         let wanted = wanted.filter(|_| facts.session.phase.is_out());
         let Some(stays) = wanted.and_then(|mark| mark.attempts.iter().find(same)) else {
             if facts.state.acts() {
-                self.object.withdraw(open, false, asks);
+                self.object.withdraw(open, false, requests);
             }
             return;
         };
-        self.turn_to(open);
-        self.object.keep();
+        self.set_attempt(open);
+        self.object.mark_wanted();
         // Absence says nothing while the resource is being created.
-        let watch = open.made.is_some() || self.is_there() || self.sought;
+        let watch = open.made.is_some() || self.is_there() || self.searching;
         self.object.watch = watch && facts.state.settings.mode != Mode::DryRun;
-        if stays.end.is_none() && stays.made.is_none() && !self.is_there() && !self.sought {
-            self.make(facts, &observed.view, desired, open, asks);
+        if stays.end.is_none() && stays.made.is_none() && !self.is_there() && !self.searching {
+            self.create_resource(facts, &observed.view, desired, open, requests);
         }
     }
 
-    fn settle(&mut self, asks: &mut Asks<'_>) {
-        self.object.settle(asks);
+    fn settle(&mut self, requests: &mut Requests<'_>) {
+        self.object.settle(requests);
     }
 
     fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
@@ -474,8 +487,8 @@ impl Stage for RemediationState {
 }
 
 /// Returns a journal entry about an attempt.
-fn of_attempt(attempt: &Attempt, text: String) -> Note {
-    Note {
+fn attempt_note(attempt: &Attempt, text: String) -> JournalNote {
+    JournalNote {
         kind: EntryKind::Session,
         text,
         detail: json!({"attempt": attempt}),
@@ -486,26 +499,26 @@ fn of_attempt(attempt: &Attempt, text: String) -> Note {
 pub(crate) const NOT_OUT: &str = "its cordon and taints, which are not all there";
 
 /// Returns the hold that a veto puts on remediation.
-fn vetoed(veto: &Veto) -> Hold {
+fn vetoed(veto: &Veto) -> Blocker {
     let why = format!("the end of {veto}");
     match veto.ends_at() {
-        Some(until) => Hold::Until(until, why),
-        None => Hold::Others(why),
+        Some(until) => Blocker::Until(until, why),
+        None => Blocker::Others(why),
     }
 }
 
 /// Returns why no remediation begins now.
-fn hold(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<Hold> {
+fn blocker(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<Blocker> {
     let drained = own.mark.drain.is_some_and(|mark| mark.done.is_some());
     // If all events ask that pods stay, there is no drain to wait for.
     if !drained && desired.drains().is_some() {
-        return Some(Hold::Drain);
+        return Some(Blocker::Drain);
     }
     if own.lacks_a_deed(view) {
-        return Some(Hold::Others(NOT_OUT.to_owned()));
+        return Some(Blocker::Others(NOT_OUT.to_owned()));
     }
     view.is_handed_over()
-        .then(|| Hold::Others(HANDED_OVER.to_owned()))
+        .then(|| Blocker::Others(HANDED_OVER.to_owned()))
 }
 
 /// Adds the name, the attempt and the owner to the object of an attempt. The owner reference

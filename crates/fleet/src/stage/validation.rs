@@ -14,7 +14,7 @@ use model::fault::Fault;
 use model::ownership::{Ownership, ReleaseRequest};
 use policy::assess::Desired;
 
-use super::{Asks, Facts, Stage};
+use super::{Facts, Requests, Stage};
 use crate::Purpose;
 use crate::remediation::validation::{FAILED, Validation};
 use crate::state::FleetState;
@@ -29,7 +29,7 @@ impl Stage for ValidationState {
         &mut self,
         facts: &Facts<'_>,
         desired: &mut Desired,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) -> ControlFlow<()> {
         // A gpuwarden that does not act validates nothing, and must not say that a node has
         // passed.
@@ -40,14 +40,14 @@ impl Stage for ValidationState {
         let open: Vec<Fault> = (faults.filter(|fault| Validation::of_fault(fault).is_some()))
             .cloned()
             .collect();
-        let Some((events, text)) = next(facts, desired, &open) else {
+        let Some((events, text)) = next_events(facts, desired, &open) else {
             return ControlFlow::Continue(());
         };
-        asks.append(events, Purpose::Validate, text);
+        requests.append(events, Purpose::Validate, text);
         ControlFlow::Break(())
     }
 
-    fn act(&mut self, _facts: &Facts<'_>, _desired: &Desired, _asks: &mut Asks<'_>) {}
+    fn act(&mut self, _facts: &Facts<'_>, _desired: &Desired, _requests: &mut Requests<'_>) {}
 
     fn wake_at(&self, _now: Timestamp) -> Option<Timestamp> {
         None
@@ -63,14 +63,14 @@ impl Stage for ValidationState {
 }
 
 /// Returns the events to append, and their meaning for people.
-fn next(
+fn next_events(
     facts: &Facts<'_>,
     desired: &Desired,
     open: &[Fault],
 ) -> Option<(Vec<HealthEvent>, String)> {
     let own = facts.observed?.own.as_deref();
     if open.is_empty() {
-        let (which, why) = begins(facts, desired)?;
+        let (which, why) = reason_to_begin(facts, desired)?;
         let action = facts.state.validates()?.action.as_deref();
         let event = which.begins(facts.name, action, facts.state.now);
         return Some((vec![event], why.to_owned()));
@@ -124,7 +124,7 @@ fn next(
 }
 
 /// Returns why a node without such a fault is to be validated now.
-fn begins(facts: &Facts<'_>, desired: &Desired) -> Option<(Validation, &'static str)> {
+fn reason_to_begin(facts: &Facts<'_>, desired: &Desired) -> Option<(Validation, &'static str)> {
     let config = facts.state.validates()?;
     let observed = facts.observed?;
     let (view, own) = (observed.view.as_ref(), observed.own.as_deref());
@@ -137,12 +137,12 @@ fn begins(facts: &Facts<'_>, desired: &Desired) -> Option<(Validation, &'static 
             "the node is new: it is validated first",
         ));
     };
-    let repaired = (own.mark.remediation.iter())
+    let remediated = (own.mark.remediation.iter())
         .flat_map(RemediationMark::repairs)
         .any(|one| one.made.is_some());
     let validated = lists_validation(own);
     let ends = !facts.undone_by_person && !facts.state.book.misses_monitors(facts.name);
-    (config.after_repair && repaired && !validated && ends && own.takes_node_out()).then_some((
+    (config.after_repair && remediated && !validated && ends && own.takes_node_out()).then_some((
         Validation::Return,
         "the node was repaired: it is validated before it comes back",
     ))

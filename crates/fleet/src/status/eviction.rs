@@ -53,7 +53,7 @@ pub enum Skip {
     Veto(String),
 }
 
-// === impl EvictionWord ===
+// === impl EvictionStatus ===
 
 impl EvictionStatus {
     /// Returns the value in the record.

@@ -16,7 +16,7 @@ struct Story {
     world: World,
     /// Ids in the order of the events, and the statuses of their records.
     events: Vec<String>,
-    words: EventStatuses,
+    statuses: EventStatuses,
     /// Eviction status in the records, with its reason.
     evictions: BTreeMap<String, String>,
 }
@@ -30,7 +30,7 @@ impl Story {
         Self {
             world,
             events: Vec::new(),
-            words: EventStatuses::new(),
+            statuses: EventStatuses::new(),
             evictions: BTreeMap::new(),
         }
     }
@@ -54,32 +54,30 @@ impl Story {
     }
 
     /// Writes an update as the store does.
-    fn write(&mut self, status: &StatusUpdate) {
-        for said in status.words(&self.words) {
-            let word = said.word.name().to_owned();
-            self.words.insert(said.id.clone(), (word, Some(said.at)));
-            let eviction = said
-                .eviction
-                .map(|eviction| (said.id, eviction.to_string()));
+    fn write(&mut self, update: &StatusUpdate) {
+        for new in update.statuses(&self.statuses) {
+            let status = new.status.name().to_owned();
+            self.statuses.insert(new.id.clone(), (status, Some(new.at)));
+            let eviction = new.eviction.map(|eviction| (new.id, eviction.to_string()));
             self.evictions.extend(eviction);
         }
-        if let StatusUpdate::Cancel { .. } | StatusUpdate::Drain { .. } = status {
+        if let StatusUpdate::Cancel { .. } | StatusUpdate::Drain { .. } = update {
             for id in self.events.iter().rev() {
-                let Some((word, _)) = self.words.get_mut(id) else {
+                let Some((status, _)) = self.statuses.get_mut(id) else {
                     continue;
                 };
-                let first = *word == "Quarantined";
-                if *word == "UnQuarantined" {
+                let first = *status == "Quarantined";
+                if *status == "UnQuarantined" {
                     break;
                 }
-                if let StatusUpdate::Drain { eviction, .. } = status {
-                    let said = self.evictions.entry(id.clone()).or_default();
-                    let before = said.split(':').next().unwrap_or_default();
-                    if NodeQuarantined::is_counted(word) && !EvictionStatus::is_final(before) {
-                        *said = eviction.to_string();
+                if let StatusUpdate::Drain { eviction, .. } = update {
+                    let new = self.evictions.entry(id.clone()).or_default();
+                    let before = new.split(':').next().unwrap_or_default();
+                    if NodeQuarantined::is_counted(status) && !EvictionStatus::is_final(before) {
+                        *new = eviction.to_string();
                     }
                 } else {
-                    "Cancelled".clone_into(word);
+                    "Cancelled".clone_into(status);
                 }
                 if first {
                     break;
@@ -89,13 +87,17 @@ impl Story {
     }
 
     fn evictions(&self) -> Vec<&str> {
-        let said = |id| self.evictions.get(id).map_or("-", String::as_str);
-        self.events.iter().map(said).collect()
+        let new = |id| self.evictions.get(id).map_or("-", String::as_str);
+        self.events.iter().map(new).collect()
     }
 
-    fn words(&self) -> Vec<&str> {
-        let word = |id| self.words.get(id).map_or("-", |(word, _)| word.as_str());
-        self.events.iter().map(word).collect()
+    fn statuses(&self) -> Vec<&str> {
+        let status = |id| {
+            self.statuses
+                .get(id)
+                .map_or("-", |(status, _)| status.as_str())
+        };
+        self.events.iter().map(status).collect()
     }
 }
 
@@ -116,7 +118,7 @@ fn each_event_of_a_quarantine_has_its_word() {
     story.event(9, false, true);
     story.settle();
     assert_eq!(
-        story.words(),
+        story.statuses(),
         [
             "-",
             "Quarantined",
@@ -146,7 +148,7 @@ fn two_recoveries_at_once_give_back_by_the_last() {
         story.settle();
         let already = "AlreadyQuarantined";
         let expected = ["Quarantined", already, already, "UnQuarantined"];
-        assert_eq!(story.words(), expected, "{restart:?}");
+        assert_eq!(story.statuses(), expected, "{restart:?}");
     }
 }
 
@@ -157,7 +159,7 @@ fn what_was_over_before_it_began_has_no_word() {
     story.look(Fate::Refused);
     story.event(0, false, true);
     story.settle();
-    assert_eq!(story.words(), ["-", "-"]);
+    assert_eq!(story.statuses(), ["-", "-"]);
 }
 
 #[test]
@@ -169,17 +171,17 @@ fn a_person_cancels_and_a_later_recovery_gives_nothing_back() {
     story.settle();
     story.world["n1"].unschedulable = false;
     story.settle();
-    assert_eq!(story.words(), ["Cancelled", "Cancelled"]);
+    assert_eq!(story.statuses(), ["Cancelled", "Cancelled"]);
     story.event(0, false, true);
     story.settle();
-    assert_eq!(story.words(), ["Cancelled", "Cancelled", "-"]);
+    assert_eq!(story.statuses(), ["Cancelled", "Cancelled", "-"]);
     // A later quarantine is another one.
     story.event(2, true, false);
     story.settle();
     story.event(2, false, true);
     story.settle();
     assert_eq!(
-        story.words(),
+        story.statuses(),
         [
             "Cancelled",
             "Cancelled",
@@ -197,22 +199,22 @@ fn a_restart_makes_up_for_what_was_not_written() {
         let mut story = Story::new();
         story.event(0, true, false);
         story.settle();
-        story.words.clear();
+        story.statuses.clear();
         story.world.restart(with);
         story.settle();
-        assert_eq!(story.words(), ["Quarantined"], "{with:?}");
+        assert_eq!(story.statuses(), ["Quarantined"], "{with:?}");
         // The release was made, and its status was not written: the feed is read again.
         story.event(0, false, true);
-        let written = story.words.clone();
+        let written = story.statuses.clone();
         story.settle();
-        story.words = written;
+        story.statuses = written;
         story.world.restart(with);
         story.settle();
-        assert_eq!(story.words(), ["Quarantined", "UnQuarantined"]);
+        assert_eq!(story.statuses(), ["Quarantined", "UnQuarantined"]);
         // A repeated update changes nothing.
         story.world.restart(with);
         story.settle();
-        assert_eq!(story.words(), ["Quarantined", "UnQuarantined"]);
+        assert_eq!(story.statuses(), ["Quarantined", "UnQuarantined"]);
     }
 }
 
@@ -231,7 +233,7 @@ fn a_release_that_nobody_has_seen_before_a_restart_is_one_by_the_recovery() {
         assert!(!story.world["n1"].unschedulable);
         story.settle();
         let expected = ["Quarantined", "UnQuarantined"];
-        assert_eq!(story.words(), expected, "{saved_before}");
+        assert_eq!(story.statuses(), expected, "{saved_before}");
     }
 }
 
@@ -246,7 +248,7 @@ fn a_release_by_hand_that_nobody_has_seen_before_a_restart_is_none_by_the_recove
     story.event(0, false, true);
     story.world.restart_from(Some(kept));
     story.settle();
-    assert_eq!(story.words(), ["Cancelled", "-"]);
+    assert_eq!(story.statuses(), ["Cancelled", "-"]);
 }
 
 #[test]
@@ -263,7 +265,7 @@ fn what_a_process_before_has_begun_is_not_cancelled_after_a_restart() {
     assert!(story.world["n1"].unschedulable);
     story.settle();
     let expected = ["Quarantined", "UnQuarantined", "Quarantined"];
-    assert_eq!(story.words(), expected);
+    assert_eq!(story.statuses(), expected);
 }
 
 #[test]
@@ -297,14 +299,14 @@ fn a_fault_that_takes_its_node_out_again_after_a_cancelled_session_has_its_word_
     story.settle();
     story.world["n1"].unschedulable = false;
     story.settle();
-    assert_eq!(story.words(), ["Cancelled"]);
+    assert_eq!(story.statuses(), ["Cancelled"]);
     story.event(0, true, false);
     story.settle();
-    assert_eq!(story.words(), ["Quarantined", "AlreadyQuarantined"]);
+    assert_eq!(story.statuses(), ["Quarantined", "AlreadyQuarantined"]);
     story.event(0, false, true);
     story.settle();
     let expected = ["Quarantined", "AlreadyQuarantined", "UnQuarantined"];
-    assert_eq!(story.words(), expected);
+    assert_eq!(story.statuses(), expected);
 }
 
 #[test]
@@ -313,17 +315,17 @@ fn a_recovery_of_what_did_not_count_takes_no_word_from_the_one_that_ended_the_se
     story.event(0, true, false);
     story.event(9, false, false);
     story.settle();
-    let (kept, words) = (story.world.kept(), story.words.clone());
+    let (kept, statuses) = (story.world.kept(), story.statuses.clone());
     story.event(0, false, true);
     story.event(9, false, true);
     story.settle();
     let expected = ["Quarantined", "-", "UnQuarantined", "-"];
-    assert_eq!(story.words(), expected);
+    assert_eq!(story.statuses(), expected);
     // The statuses of the recoveries are lost with the process.
-    story.words = words;
+    story.statuses = statuses;
     story.world.restart_from(Some(kept));
     story.settle();
-    assert_eq!(story.words(), expected);
+    assert_eq!(story.statuses(), expected);
 }
 
 #[test]
@@ -331,16 +333,16 @@ fn a_session_that_a_recovery_ended_before_a_restart_is_not_cancelled_with_its_no
     let mut story = Story::new();
     story.event(0, true, false);
     story.settle();
-    let (kept, words) = (story.world.kept(), story.words.clone());
+    let (kept, statuses) = (story.world.kept(), story.statuses.clone());
     story.event(0, false, true);
     story.settle();
-    story.words = words;
+    story.statuses = statuses;
     story.world.restart_from(Some(kept));
     story.world.handle(FleetInput::NodeGone("n1".to_owned()));
     for status in story.world.look_unseen(Fate::Made).statuses {
         story.write(&status);
     }
-    assert_eq!(story.words(), ["Quarantined", "UnQuarantined"]);
+    assert_eq!(story.statuses(), ["Quarantined", "UnQuarantined"]);
 }
 
 fn book(events: impl Iterator<Item = HealthEvent>) -> FaultBook {
@@ -363,7 +365,7 @@ fn what_waits_is_bounded() {
     let book = book([event("c", &[], true, false)].into_iter());
     let mut reports = Reports::default();
     for seq in 0..2 * MAX_REPORTS {
-        reports.took_in(&seq.to_string(), true, book.faults("n1").iter().collect());
+        reports.add(&seq.to_string(), true, book.faults("n1").iter().collect());
     }
     assert_eq!(reports.waiting.len(), MAX_REPORTS);
 }
@@ -375,11 +377,11 @@ fn of_what_was_said_the_newest_is_said_again() {
     let mut reports = Reports::default();
     let mut last = Vec::new();
     for seq in 0..=MAX_REPORTS {
-        reports.took_in(&seq.to_string(), true, book.faults("n1").iter().collect());
-        last = reports.look(&node, &Desired::default(), None, Timestamp::UNIX_EPOCH);
+        reports.add(&seq.to_string(), true, book.faults("n1").iter().collect());
+        last = reports.update(&node, &Desired::default(), None, Timestamp::UNIX_EPOCH);
     }
-    assert_eq!(reports.said.len(), MAX_REPORTS);
-    assert!(reports.said.ends_with(&last) && last.len() == 1);
+    assert_eq!(reports.updates.len(), MAX_REPORTS);
+    assert!(reports.updates.ends_with(&last) && last.len() == 1);
 }
 
 #[test]
@@ -394,7 +396,7 @@ fn of_a_recovery_of_many_faults_the_gravest_are_remembered() {
     let book = book(minor.chain([fatal]));
     let faults = book.faults("n1");
     let mut reports = Reports::default();
-    reports.took_in("recovery", true, faults.iter().collect());
+    reports.add("recovery", true, faults.iter().collect());
     let report = &reports.waiting[0];
     assert_eq!(report.faults.len(), MAX_REPORT_FAULTS);
     let fatal = faults.iter().find(|fault| fault.event.is_fatal).unwrap();

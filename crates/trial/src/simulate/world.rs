@@ -410,7 +410,7 @@ fn kind(effect: &Effect) -> &'static str {
         Effect::Remediation(_) => "count of repairs",
         Effect::LookUp { .. } => "question to the store",
         Effect::Append { .. } => "events for the store",
-        Effect::Note(..) => "line of a story",
+        Effect::Journal(..) => "line of a story",
         Effect::Status(_) => "status of a record",
         Effect::Log { .. } => "line of the log",
         Effect::Evaluated(_) => "evaluation of rules",

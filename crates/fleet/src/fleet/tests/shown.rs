@@ -280,7 +280,7 @@ fn a_node_that_another_gpuwarden_has_taken_out_is_shown_with_what_ends_that() {
 fn a_node_that_is_gone_is_held_back_by_nothing() {
     let mut world = faulty();
     world.fleet.entry("n1").hold = Some(Hold::Tripped);
-    world.fleet.entry("n1").gone();
+    world.fleet.entry("n1").remove_from_cluster();
     let notes = world.fleet.status("n1").unwrap().notes;
     assert_eq!(notes, ["the cluster has no node of this name"]);
 }
@@ -294,16 +294,16 @@ fn what_may_be_out_of_service_counts_until_it_is_known() {
         object["metadata"]["annotations"] = json!({keys::QUARANTINE_HEALTH_EVENT: text});
         Arc::new(NodeView::from_object(object).unwrap())
     };
-    entry.take_view(with("", 1));
+    entry.set_view(with("", 1));
     assert_eq!(entry.out(now), None);
     entry.patch.in_doubt = Some(later);
     let on_the_way = entry.out(now).unwrap();
     assert_eq!((on_the_way.since, on_the_way.forced), (Some(now), false));
     assert_eq!(entry.out(later), None, "it was not made");
     // Once observed, the node's marks count, and when it is back it is back.
-    entry.take_view(with("[{}]", 2));
+    entry.set_view(with("[{}]", 2));
     assert!(entry.out(now).is_some() && !entry.in_service());
-    entry.take_view(with("", 3));
+    entry.set_view(with("", 3));
     assert_eq!(entry.out(now), None);
     entry.patch.taking_out = true;
     assert!(entry.out(now).is_some(), "a patch that is under way");

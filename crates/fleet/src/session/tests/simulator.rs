@@ -322,7 +322,7 @@ proptest! {
         let essentials = |world: &World| {
             let session = world.session();
             let mut returns = session.returns.clone();
-            returns::keep(&mut returns, [], world.now);
+            returns::record(&mut returns, [], world.now);
             let waits = (session.waits_until(), session.wake_at(world.now));
             (session.phase, session.id.clone(), session.since, returns, waits)
         };

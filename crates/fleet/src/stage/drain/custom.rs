@@ -14,11 +14,11 @@ use model::ownership::{DrainMark, Ownership};
 use policy::assess::Desired;
 use serde_json::Value;
 
-use super::{Asks, DrainOrder, DrainState, Facts, NodePods, custom_of};
+use super::{DrainOrder, DrainState, Facts, NodePods, Requests, custom_of};
 use crate::drain::{CustomDrain, PodsToDrain};
-use crate::session::{Failure, Note, Observed};
+use crate::session::{Failure, JournalNote, Observed};
+use crate::stage::managed_resource::{ManagedResource, delete};
 use crate::stage::remediation::complete;
-use crate::stage::wanted::{Wanted, delete};
 use crate::{CreateAnswer, ResourceUpdate};
 
 /// Action name of custom resources that drain, beside those of remediation.
@@ -29,7 +29,7 @@ const MADE_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 /// State of the custom resource that drains a node.
 #[derive(Debug, Default)]
 pub(crate) struct CustomState {
-    object: Wanted<Seen>,
+    object: ManagedResource<DrainResource>,
     /// True if the last look wanted the resource.
     wanted: bool,
     /// True if the resource was refused for good: a retry alone does not help.
@@ -40,7 +40,7 @@ pub(crate) struct CustomState {
 
 /// Last observed state of the custom resource.
 #[derive(Debug, Default, PartialEq)]
-enum Seen {
+enum DrainResource {
     /// The resource was not observed yet.
     #[default]
     Unknown,
@@ -58,8 +58,8 @@ impl CustomState {
         (self.wanted, self.object.watch) = (false, false);
     }
 
-    pub(super) fn settle(&mut self, asks: &mut Asks<'_>) {
-        self.object.settle(asks);
+    pub(super) fn settle(&mut self, requests: &mut Requests<'_>) {
+        self.object.settle(requests);
     }
 
     pub(super) fn clock_moved_back(&mut self) {
@@ -70,30 +70,36 @@ impl CustomState {
         self.object.answers_lost();
     }
 
-    fn turn_to(&mut self, attempt: &Attempt) {
-        if self.object.turn_to(attempt) {
+    fn set_attempt(&mut self, attempt: &Attempt) {
+        if self.object.set_attempt(attempt) {
             (self.refused, self.asked) = (false, None);
         }
     }
 
     /// Handles the state of the resource. A resource of an earlier drain of this session is in
     /// the way, and is deleted.
-    fn see(&mut self, object: &Value, custom: Option<&CustomDrain>, asks: &mut Asks<'_>) {
+    fn set_object(
+        &mut self,
+        object: &Value,
+        custom: Option<&CustomDrain>,
+        requests: &mut Requests<'_>,
+    ) {
         let says = object.pointer("/metadata/annotations");
         let key = says.and_then(|all| all.get(keys::ATTEMPT)?.as_str());
-        if key.is_some_and(|key| self.object.is_of(key)) {
-            self.object.seen = Seen::There(custom.is_some_and(|custom| custom.is_done(object)));
-            self.object.unseen = None;
+        if key.is_some_and(|key| self.object.is_for(key)) {
+            self.object.state =
+                DrainResource::There(custom.is_some_and(|custom| custom.is_done(object)));
+            self.object.watch_error = None;
             self.refused = false;
-            return self.object.created(true, asks);
+            return self.object.created(true, requests);
         }
         let failure = Failure::Error { retry_after: None };
         let Some(earlier) = key.and_then(|key| self.earlier(key)) else {
-            return self.failed("another is there, which is not ours", failure, asks);
+            return self.failed("another is there, which is not ours", failure, requests);
         };
-        self.failed("that of an earlier drain is there", failure, asks);
+        self.failed("that of an earlier drain is there", failure, requests);
         if object.pointer("/metadata/deletionTimestamp").is_none() {
-            delete(earlier, true, asks);
+            delete(earlier, true, requests);
         }
     }
 
@@ -111,16 +117,16 @@ impl CustomState {
     }
 
     /// Records that the resource was not created.
-    fn failed(&mut self, why: &str, failure: Failure, asks: &Asks<'_>) {
-        self.object.seen = Seen::Unknown;
-        self.object.retry.failed(why, failure, asks.now());
+    fn failed(&mut self, why: &str, failure: Failure, requests: &Requests<'_>) {
+        self.object.state = DrainResource::Unknown;
+        self.object.retry.failed(why, failure, requests.now());
         self.refused = false;
     }
 }
 
 impl NodePods {
     /// Returns the pods that are to leave, by namespace.
-    fn to_drain(&self, order: &DrainOrder<'_>, now: Timestamp) -> PodsToDrain {
+    fn pods_to_drain(&self, order: &DrainOrder<'_>, now: Timestamp) -> PodsToDrain {
         let mut pods = PodsToDrain::new();
         for (pod, ..) in self.leaving(order, now) {
             let of_namespace = pods.entry(pod.namespace.clone()).or_default();
@@ -135,60 +141,60 @@ impl CustomState {
     pub(super) fn is_done(&self, node: &str, own: &Ownership, custom: &CustomDrain) -> bool {
         let mark = own.mark.drain_of(&[]);
         mark.is_some_and(|mark| {
-            self.object.is_of(&attempt(node, own, mark, custom).key())
-                && self.object.seen == Seen::There(true)
+            self.object.is_for(&attempt(node, own, mark, custom).key())
+                && self.object.state == DrainResource::There(true)
         })
     }
 
     /// Handles a change of a custom resource, if it is the drain's. Returns whether it is.
-    pub(crate) fn take(
+    pub(crate) fn resource_updated(
         &mut self,
         facts: &Facts<'_>,
         resource: &str,
         update: &ResourceUpdate,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) -> bool {
         if !self.object.is_watched(resource) {
             return false;
         }
         match update {
             ResourceUpdate::There(object) => {
-                self.see(object, custom_of(facts).as_deref(), asks);
+                self.set_object(object, custom_of(facts).as_deref(), requests);
             }
             ResourceUpdate::Absent => {
-                (self.object.seen, self.object.unseen) = (Seen::Gone, None);
+                (self.object.state, self.object.watch_error) = (DrainResource::Gone, None);
             }
-            ResourceUpdate::Failing(why) => self.object.unseen = Some(why.clone()),
+            ResourceUpdate::Failing(why) => self.object.watch_error = Some(why.clone()),
         }
         true
     }
 
     /// Handles the answer to the creation of a custom resource, if it is the drain's. Returns
     /// whether it is.
-    pub(crate) fn made(
+    pub(crate) fn create_answered(
         &mut self,
         facts: &Facts<'_>,
         key: &str,
         answer: &CreateAnswer,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) -> bool {
-        if !self.object.is_of(key) {
+        if !self.object.is_for(key) {
             return false;
         }
         let awaited = std::mem::replace(&mut self.object.creating, false);
         match answer {
             CreateAnswer::There(object) => {
-                self.see(object, custom_of(facts).as_deref(), asks);
+                self.set_object(object, custom_of(facts).as_deref(), requests);
             }
             // The request had been given up as lost.
             _ if !awaited => {}
             CreateAnswer::Refused(why) => {
-                self.failed(why, Failure::Error { retry_after: None }, asks);
+                self.failed(why, Failure::Error { retry_after: None }, requests);
                 self.refused = true;
             }
             CreateAnswer::Failed { why, retry_after } => {
                 let retry_after = *retry_after;
-                self.failed(why, Failure::Error { retry_after }, asks);
+                self.failed(why, Failure::Error { retry_after }, requests);
             }
         }
         true
@@ -196,20 +202,20 @@ impl CustomState {
 
     /// Creates the custom resource, if that is due; a dry run pretends that it has drained the
     /// node.
-    fn make(
+    fn create(
         &mut self,
         facts: &Facts<'_>,
         custom: &CustomDrain,
         attempt: &Attempt,
         pods: &PodsToDrain,
         desired: &Desired,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) {
         let Some((observed, own)) = facts.ours() else {
             return;
         };
-        let may_create = facts.veto.is_none() && self.object.may_create(asks.now());
-        if !may_create || matches!(self.object.seen, Seen::There(_)) {
+        let may_create = facts.veto.is_none() && self.object.may_create(requests.now());
+        if !may_create || matches!(self.object.state, DrainResource::There(_)) {
             return;
         }
         let events = || desired.events.iter().map(|one| &one.event);
@@ -229,21 +235,21 @@ impl CustomState {
         let title = attempt.title();
         let settings = &facts.state.settings;
         if settings.mode == Mode::DryRun {
-            self.object.seen = Seen::There(true);
-            let note = Note {
+            self.object.state = DrainResource::There(true);
+            let note = JournalNote {
                 kind: EntryKind::DryRun,
                 text: format!("dry run: {title} is made, which drains the node"),
                 detail: object,
             };
-            asks.note(note, None);
-            return asks.look_again();
+            requests.journal(note, None);
+            return requests.look_again();
         }
         if !settings.cluster {
             return;
         }
         let text = format!("the drain begins: {title} is asked for it");
-        asks.note(Note::new(EntryKind::Session, text), None);
-        self.object.create(DRAIN_ACTION, object, asks);
+        requests.journal(JournalNote::new(EntryKind::Session, text), None);
+        self.object.create(DRAIN_ACTION, object, requests);
     }
 }
 
@@ -252,31 +258,31 @@ impl CustomState {
 impl DrainState {
     /// Creates the custom resource that drains the node, if it does not exist, and asks a person
     /// if it does not finish.
-    pub(super) fn ask_for_custom(
+    pub(super) fn drive_custom(
         &mut self,
         facts: &Facts<'_>,
         own: &Ownership,
         desired: &Desired,
         custom: &CustomDrain,
         order: &DrainOrder<'_>,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) {
-        let now = asks.now();
+        let now = requests.now();
         // The node's mark comes first, so that a successor sees the drain.
         let Some(mark) = own.mark.drain_of(&[]) else {
             return;
         };
         let attempt = attempt(facts.name, own, mark, custom);
         let state = &mut self.custom;
-        state.turn_to(&attempt);
+        state.set_attempt(&attempt);
         state.wanted = true;
-        state.object.keep();
+        state.object.mark_wanted();
         // The resource names the pods that are to leave.
-        let pods = self.pods.as_ref().filter(|pods| pods.sees_pods());
-        if let Some(pods) = pods.map(|pods| pods.to_drain(order, now)) {
-            state.make(facts, custom, &attempt, &pods, desired, asks);
+        let pods = self.pods.as_ref().filter(|pods| pods.has_current_pods());
+        if let Some(pods) = pods.map(|pods| pods.pods_to_drain(order, now)) {
+            state.create(facts, custom, &attempt, &pods, desired, requests);
         }
-        let was_there = state.object.seen != Seen::Unknown;
+        let was_there = state.object.state != DrainResource::Unknown;
         state.object.watch = was_there && facts.state.settings.mode != Mode::DryRun;
         let asks_at = [MADE_WITHIN, custom.timeout].map(|by| mark.since.checked_add(by).ok());
         let [made_by, ends_by] = asks_at.map(|at| at.unwrap_or(Timestamp::MAX));
@@ -289,13 +295,13 @@ impl DrainState {
             _ if now >= ends_by => Some(format!("{title} does not come to its end")),
             _ => None,
         };
-        let there = matches!(state.object.seen, Seen::There(_));
+        let there = matches!(state.object.state, DrainResource::There(_));
         let waits = if there {
             format!("the end of {title}")
         } else {
             format!("{title} to be made")
         };
-        let trouble = retry.why.as_ref().or(state.object.unseen.as_ref());
+        let trouble = retry.why.as_ref().or(state.object.watch_error.as_ref());
         let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
         let held = facts.veto.filter(|_| !there);
         let held = held.map_or_else(String::new, |veto| format!("the end of {veto}; then "));
@@ -306,9 +312,9 @@ impl DrainState {
         let pods = self.pods_mut();
         pods.awaits = Some(format!("{held}{waits}{trouble}"));
         pods.wake = times.into_iter().flatten().filter(|at| *at > now).min();
-        pods.set_stuck(stuck.as_deref(), asks);
+        pods.set_stuck(stuck.as_deref(), requests);
         if let Some(stuck) = stuck.filter(|_| is_new) {
-            asks.call_attention(format!(
+            requests.call_attention(format!(
                 "the drain does not get on: {stuck}; see to it by hand, or release the node"
             ));
         }
@@ -320,7 +326,7 @@ impl DrainState {
         &mut self,
         facts: &Facts<'_>,
         desired: &Desired,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) {
         let Some(Observed { own, .. }) = facts.observed else {
             return;
@@ -336,12 +342,12 @@ impl DrainState {
             return;
         }
         if let (Some((own, mark)), Some(custom)) = (mark, custom) {
-            state.turn_to(&attempt(facts.name, own, mark, &custom));
+            state.set_attempt(&attempt(facts.name, own, mark, &custom));
         }
         let Some(attempt) = state.object.attempt.clone() else {
             return;
         };
-        state.object.withdraw(&attempt, true, asks);
+        state.object.withdraw(&attempt, true, requests);
         // An answer may still be missing.
         if own.is_none() && !state.object.creating {
             state.object.forget();

@@ -8,9 +8,9 @@ use model::journal::EntryKind;
 use serde_json::json;
 
 use super::pods::{NodePods, Try};
-use super::{ASK_AFTER, Asks, DrainOrder, Leaving};
+use super::{ASK_AFTER, DrainOrder, Leaving, Requests};
 use crate::drain::{Fate, Next, Stay};
-use crate::session::Note;
+use crate::session::JournalNote;
 use crate::{Effect, EventReason};
 
 /// Most pods named in one line of a journal.
@@ -18,7 +18,7 @@ const PODS_NAMED: usize = 10;
 /// Longest message of an Event that Kubernetes accepts.
 const EVENT_CHARS: usize = 1024;
 /// Shortest time between two Events about the pods waited for: pods end one after the other.
-const TOLD_AGAIN: SignedDuration = SignedDuration::from_mins(1);
+const EMIT_INTERVAL: SignedDuration = SignedDuration::from_mins(1);
 
 impl NodePods {
     /// Asks a person about pods that do not leave by themselves, once for each, and if the pods
@@ -27,19 +27,19 @@ impl NodePods {
         &mut self,
         leaving: &[Leaving],
         order: &DrainOrder<'_>,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) {
-        let now = asks.now();
+        let now = requests.now();
         let since_begin = now.duration_since(order.drain.since);
         let (late, unknown) = (
             since_begin >= order.config.ask_after,
             since_begin >= ASK_AFTER,
         );
         let mut texts = Vec::new();
-        let unseen = self.unseen(now);
-        let mut news = unseen.is_some() && !self.asked_unseen;
-        self.asked_unseen = unseen.is_some();
-        texts.extend(unseen);
+        let unreadable = self.unreadable(now);
+        let mut is_new = unreadable.is_some() && !self.asked_unreadable;
+        self.asked_unreadable = unreadable.is_some();
+        texts.extend(unreadable);
         for (pod, _, next) in leaving {
             let trouble = (self.tries.get(&pod.uid)).and_then(|one| one.trouble.as_ref());
             let refused = trouble.filter(|(since, _)| now.duration_since(*since) >= ASK_AFTER);
@@ -52,7 +52,7 @@ impl NodePods {
                 (_, Some((_, why))) => why.clone(),
                 _ => continue,
             };
-            news |= self.asked.insert(pod.uid.clone());
+            is_new |= self.asked.insert(pod.uid.clone());
             texts.push(format!("{}: {why}", pod.title()));
         }
         let more = texts.len().saturating_sub(PODS_NAMED);
@@ -63,30 +63,30 @@ impl NodePods {
             String::new()
         };
         let stuck = (!texts.is_empty()).then(|| format!("{}{more}", texts.join("; ")));
-        self.set_stuck(stuck.as_deref(), asks);
-        if let Some(stuck) = stuck.filter(|_| news) {
-            asks.call_attention(format!(
+        self.set_stuck(stuck.as_deref(), requests);
+        if let Some(stuck) = stuck.filter(|_| is_new) {
+            requests.call_attention(format!(
                 "the drain does not get on: {stuck}; end the pods by hand, or release the node"
             ));
         }
     }
 
     /// Sets why the drain makes no progress; `None` if it does.
-    pub(super) fn set_stuck(&mut self, stuck: Option<&str>, asks: &mut Asks<'_>) {
+    pub(super) fn set_stuck(&mut self, stuck: Option<&str>, requests: &mut Requests<'_>) {
         if self.stuck.as_deref() != stuck {
             self.stuck = stuck.map(str::to_owned);
-            asks.look_again(); // The records of the events repeat it.
+            requests.look_again(); // The records of the events repeat it.
         }
     }
 
     /// Emits Events of the node about the pods waited for, in NVSentinel's words.
-    pub(super) fn tell_who_is_waited_for(
+    pub(super) fn emit_waiting_events(
         &mut self,
         leaving: &[Leaving],
         since: Timestamp,
-        asks: &mut Asks<'_>,
+        requests: &mut Requests<'_>,
     ) {
-        let now = asks.now();
+        let now = requests.now();
         let mut ends = Vec::new();
         let mut timed: Option<(Vec<String>, BTreeSet<&str>, Timestamp)> = None;
         for (pod, _, next) in leaving {
@@ -123,8 +123,8 @@ impl NodePods {
                 continue;
             };
             let message: String = message.chars().take(EVENT_CHARS).collect();
-            if let Some((text, at)) = self.told.get(&reason) {
-                let again = *at + TOLD_AGAIN;
+            if let Some((text, at)) = self.emitted.get(&reason) {
+                let again = *at + EMIT_INTERVAL;
                 if *text == message {
                     continue;
                 }
@@ -133,9 +133,9 @@ impl NodePods {
                     continue;
                 }
             }
-            self.told.insert(reason, (message.clone(), now));
-            asks.effect(Effect::EmitEvent {
-                node: asks.node().to_owned(),
+            self.emitted.insert(reason, (message.clone(), now));
+            requests.effect(Effect::EmitEvent {
+                node: requests.node().to_owned(),
                 since,
                 reason,
                 message,
@@ -144,8 +144,8 @@ impl NodePods {
     }
 
     /// Journals the fate of each pod at the begin of a drain.
-    pub(super) fn note_drain(&self, order: &DrainOrder<'_>, asks: &mut Asks<'_>) {
-        let now = asks.now();
+    pub(super) fn journal_begin(&self, order: &DrainOrder<'_>, requests: &mut Requests<'_>) {
+        let now = requests.now();
         let mut leave: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
         let mut stay: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let gangs = self.gangs(order, now);
@@ -156,19 +156,19 @@ impl NodePods {
                 Fate::Stays(why) => stay.entry(why.to_string()).or_default().push(pod.title()),
             }
         }
-        let said = |(what, pods): (&str, &Vec<String>)| format!("{what}: {}", named(pods));
-        let parts: Vec<String> = (leave.iter().map(|(mode, pods)| said((mode, pods))))
+        let line = |(what, pods): (&str, &Vec<String>)| format!("{what}: {}", named(pods));
+        let parts: Vec<String> = (leave.iter().map(|(mode, pods)| line((mode, pods))))
             .chain(
                 stay.iter()
-                    .map(|(why, pods)| said((&format!("stays, {why}"), pods))),
+                    .map(|(why, pods)| line((&format!("stays, {why}"), pods))),
             )
             .collect();
-        let note = Note {
+        let note = JournalNote {
             kind: EntryKind::Session,
             text: format!("the drain begins: {}", parts.join("; ")),
             detail: json!({"leave": leave, "stay": stay}),
         };
-        asks.note(note, None);
+        requests.journal(note, None);
     }
 }
 

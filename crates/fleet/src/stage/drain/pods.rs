@@ -15,15 +15,15 @@ pub(super) struct NodePods {
     /// True while the drain needs the pods.
     pub(super) wanted: bool,
     /// True while the pods are watched.
-    pub(super) followed: bool,
+    pub(super) watched: bool,
     /// Pods by `NAMESPACE/NAME`, as far as delivered.
     pub(super) pods: Listing<String, PodView>,
     /// Reason why the watch fails.
     pub(super) failing: Option<String>,
     /// Time since which the pods are needed and cannot be read.
-    pub(super) unseen_since: Option<Timestamp>,
+    pub(super) unreadable_since: Option<Timestamp>,
     /// Time when the watch recovered, until the next complete list.
-    pub(super) watched_again: Option<Timestamp>,
+    pub(super) watch_recovered_at: Option<Timestamp>,
     /// Removals that were tried, by uid.
     pub(super) tries: BTreeMap<String, Try>,
     /// Uids of pods that a dry run pretends to have removed.
@@ -31,11 +31,11 @@ pub(super) struct NodePods {
     /// Uids of pods about which a person was asked.
     pub(super) asked: BTreeSet<String>,
     /// True if a person was asked about pods that cannot be read.
-    pub(super) asked_unseen: bool,
+    pub(super) asked_unreadable: bool,
     /// Pods that do not leave by themselves, for people; `None` if there are none.
     pub(super) stuck: Option<String>,
     /// Last message about pods waited for and its time, by reason.
-    pub(super) told: BTreeMap<EventReason, (String, Timestamp)>,
+    pub(super) emitted: BTreeMap<EventReason, (String, Timestamp)>,
     /// Text for people about what the drain waits for.
     pub(super) awaits: Option<String>,
     /// Time of the next look if nothing happens.
@@ -52,24 +52,24 @@ pub(super) struct Try {
     /// Begin of the failures, and the last reason.
     pub(super) trouble: Option<(Timestamp, String)>,
     /// True once the journal says that the pod is deleted without time to end.
-    told: bool,
+    deletion_journaled: bool,
 }
 
 // === impl NodePods ===
 
 impl NodePods {
     /// Handles a change of the pods.
-    pub(super) fn take(&mut self, update: PodUpdate, now: Timestamp) {
+    pub(super) fn update(&mut self, update: PodUpdate, now: Timestamp) {
         match update {
             PodUpdate::ListBegun => self.pods.begin(),
             PodUpdate::Observed(pod) => drop(self.pods.set(pod.title(), *pod)),
             PodUpdate::Gone(title) => drop(self.pods.remove(&title)),
             PodUpdate::Listed => {
                 self.pods.end();
-                (self.failing, self.watched_again) = (None, None);
+                (self.failing, self.watch_recovered_at) = (None, None);
             }
             PodUpdate::Failing(why) => self.failing = Some(why),
-            PodUpdate::Recovered => (self.failing, self.watched_again) = (None, Some(now)),
+            PodUpdate::Recovered => (self.failing, self.watch_recovered_at) = (None, Some(now)),
         }
         let uids: BTreeSet<&str> = self.pods.values().map(|pod| pod.uid.as_str()).collect();
         self.tries
@@ -78,32 +78,32 @@ impl NodePods {
 
     /// Returns whether the current pods are known. A list from before the watch broke off does
     /// not count: a node that somebody has let in meanwhile may have new pods.
-    pub(super) fn sees_pods(&self) -> bool {
+    pub(super) fn has_current_pods(&self) -> bool {
         self.pods.is_complete() && !self.pods.is_coming() && self.failing.is_none()
     }
 
     /// Updates since when the pods cannot be read. Returns when a person is asked about that.
-    pub(super) fn look_for_pods(&mut self, now: Timestamp) -> Option<Timestamp> {
-        if self.sees_pods() {
-            self.unseen_since = None;
+    pub(super) fn update_unreadable(&mut self, now: Timestamp) -> Option<Timestamp> {
+        if self.has_current_pods() {
+            self.unreadable_since = None;
         } else {
-            self.unseen_since.get_or_insert(now);
+            self.unreadable_since.get_or_insert(now);
         }
-        self.unseen_since.map(|since| since + ASK_AFTER)
+        self.unreadable_since.map(|since| since + ASK_AFTER)
     }
 
     /// Returns why a person is asked about pods that cannot be read; `None` if nobody is.
-    pub(super) fn unseen(&self, now: Timestamp) -> Option<String> {
-        let since = self.unseen_since?;
+    pub(super) fn unreadable(&self, now: Timestamp) -> Option<String> {
+        let since = self.unreadable_since?;
         let why = self.failing.as_deref().unwrap_or("no answer yet");
         (now.duration_since(since) >= ASK_AFTER).then(|| format!("its pods cannot be read: {why}"))
     }
 
     /// Limits times to `now` after the clock was put back, and ends waits.
     pub(super) fn clock_moved_back(&mut self, now: Timestamp) {
-        self.watched_again = self.watched_again.map(|since| since.min(now));
-        self.unseen_since = self.unseen_since.map(|since| since.min(now));
-        self.told
+        self.watch_recovered_at = self.watch_recovered_at.map(|since| since.min(now));
+        self.unreadable_since = self.unreadable_since.map(|since| since.min(now));
+        self.emitted
             .values_mut()
             .for_each(|(_, at)| *at = (*at).min(now));
         for one in self.tries.values_mut() {
@@ -145,9 +145,9 @@ impl NodePods {
 
     /// Returns whether to journal now that a pod is deleted without time to end; true once per
     /// pod.
-    pub(super) fn tells_of_deletion(&mut self, uid: &str) -> bool {
+    pub(super) fn journals_deletion(&mut self, uid: &str) -> bool {
         let one = self.tries.get_mut(uid);
-        one.is_some_and(|one| !std::mem::replace(&mut one.told, true))
+        one.is_some_and(|one| !std::mem::replace(&mut one.deletion_journaled, true))
     }
 
     /// Returns the gangs of the pods that leave.

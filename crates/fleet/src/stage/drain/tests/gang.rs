@@ -67,7 +67,7 @@ fn a_gang_writes_its_checkpoint_before_any_of_it_is_evicted_through_restarts() {
             awaits(&world)
         );
         says(&mut world, Some(told.at));
-        world.now += TELLS_WITHIN;
+        world.now += WATCH_DELAY;
         let looked = world.look(PatchFate::Made);
         assert_eq!(removed(&looked), ["evict now/a", "evict now/b"]);
     }

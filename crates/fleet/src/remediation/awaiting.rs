@@ -9,11 +9,11 @@ use model::time::later;
 
 /// State that the remediation of a node waits in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stand {
+pub enum Awaiting {
     /// No remediation is asked for: the recovery of the faults, or a person's release, ends it,
     /// as on a quarantined or drained node without remediation. The text is for people, if there
     /// is more to say.
-    Rests(Option<String>),
+    Recovery(Option<String>),
     /// The end of an attempt, or of a wait.
     Waits(Wait),
     /// The work of others, who have limits of their own or were asked by a person.
@@ -23,7 +23,7 @@ pub enum Stand {
         /// Reason why a person is asked.
         why: String,
         /// Work that continues by itself.
-        beside: Option<Beside>,
+        meanwhile: Option<Meanwhile>,
         /// Time when another attempt may be made.
         again: Option<Timestamp>,
     },
@@ -31,7 +31,7 @@ pub enum Stand {
 
 /// Work that continues by itself while a person is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Beside {
+pub enum Meanwhile {
     /// A wait until a time.
     Waits(Wait),
     /// The work of others.
@@ -47,7 +47,7 @@ pub struct Wait {
 
 /// Reason why nothing new begins on a node now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hold {
+pub enum Blocker {
     /// Pods of the node have to leave first. The drain itself asks a person if they do not.
     Drain,
     /// Somebody else has the node, or has held it back, without an end; or its quarantine has to
@@ -82,28 +82,32 @@ impl Wait {
 
 // === impl Hold ===
 
-impl Hold {
-    pub(super) fn stand(&self, now: Timestamp) -> Stand {
+impl Blocker {
+    pub(super) fn awaiting(&self, now: Timestamp) -> Awaiting {
         match self {
-            Self::Drain => Stand::Others("its pods to leave".to_owned()),
-            Self::Others(what) => Stand::Others(what.clone()),
-            Self::Until(until, what) => Stand::Waits(Wait::new(what.clone(), *until, now)),
+            Self::Drain => Awaiting::Others("its pods to leave".to_owned()),
+            Self::Others(what) => Awaiting::Others(what.clone()),
+            Self::Until(until, what) => Awaiting::Waits(Wait::new(what.clone(), *until, now)),
         }
     }
 }
 
 // === impl Stand ===
 
-impl Stand {
+impl Awaiting {
     /// Returns the same with a person asked beside it.
-    pub(super) fn asking(self, why: String, again: Option<Timestamp>) -> Self {
-        let beside = match self {
-            Self::Rests(_) => None,
-            Self::Waits(wait) => Some(Beside::Waits(wait)),
-            Self::Others(what) => Some(Beside::Others(what)),
-            Self::Person { beside, .. } => beside,
+    pub(super) fn with_person(self, why: String, again: Option<Timestamp>) -> Self {
+        let meanwhile = match self {
+            Self::Recovery(_) => None,
+            Self::Waits(wait) => Some(Meanwhile::Waits(wait)),
+            Self::Others(what) => Some(Meanwhile::Others(what)),
+            Self::Person { meanwhile, .. } => meanwhile,
         };
-        Self::Person { why, beside, again }
+        Self::Person {
+            why,
+            meanwhile,
+            again,
+        }
     }
 
     /// Returns the wait, if there is one.
@@ -111,7 +115,7 @@ impl Stand {
         match self {
             Self::Waits(wait)
             | Self::Person {
-                beside: Some(Beside::Waits(wait)),
+                meanwhile: Some(Meanwhile::Waits(wait)),
                 ..
             } => Some(wait),
             _ => None,
@@ -139,10 +143,10 @@ impl Stand {
     /// remediation.
     pub fn awaits(&self) -> Option<String> {
         match self {
-            Self::Rests(text) => text.clone(),
+            Self::Recovery(text) => text.clone(),
             Self::Waits(Wait { what, .. }) | Self::Others(what) => Some(what.clone()),
-            Self::Person { why, beside, .. } => Some(match beside {
-                Some(Beside::Waits(Wait { what, .. }) | Beside::Others(what)) => {
+            Self::Person { why, meanwhile, .. } => Some(match meanwhile {
+                Some(Meanwhile::Waits(Wait { what, .. }) | Meanwhile::Others(what)) => {
                     format!("a person: {why}; beside that, {what}")
                 }
                 None => format!("a person: {why}"),

@@ -8,11 +8,11 @@ use model::journal::EntryKind;
 use model::node::NodeView;
 use model::position::Position;
 
-use super::agenda::Awaits;
+use super::agenda::StoreQuestion;
 use super::look::Look;
 use super::{CreateAnswer, Effect, Level, PatchAnswer, PodUpdate, RemovalAnswer, ResourceUpdate};
 use crate::brake::DOUBT;
-use crate::session::{Failure, Note};
+use crate::session::{Failure, JournalNote};
 
 /// Longest delay of a view that is part of a list: one page takes up to 30 s, and may wait in
 /// the watch's queue.
@@ -22,7 +22,7 @@ pub const LIST_DELAY: SignedDuration = SignedDuration::from_secs(60);
 
 impl Look<'_> {
     /// Handles the answer to a patch.
-    pub(super) fn answered(&mut self, answer: PatchAnswer) {
+    pub(super) fn patch_answered(&mut self, answer: PatchAnswer) {
         let now = self.state.now;
         let counted = self.entry.counted(now);
         self.entry.patch.in_flight = false;
@@ -30,18 +30,18 @@ impl Look<'_> {
         let unknown = matches!(answer, PatchAnswer::Unknown);
         let in_doubt = (self.entry.patch.taking_out && unknown).then(|| now + DOUBT);
         self.entry.patch.in_doubt = in_doubt;
-        self.brake.doubt(in_doubt);
+        self.brake.add_doubt(in_doubt);
         let failure = match answer {
             PatchAnswer::Made(view) => {
                 self.entry.patch.answered_at = Some(now);
                 let dropped = self.entry.patch.change.dropped(&view);
-                self.take_view(view, None);
-                self.note_dropped(&dropped);
+                self.update_view(view, None);
+                self.journal_dropped(&dropped);
                 (!dropped.is_empty()).then_some(Failure::Error { retry_after: None })
             }
             PatchAnswer::Conflict => Some(Failure::Conflict),
             PatchAnswer::NotFound => {
-                self.entry.gone();
+                self.entry.remove_from_cluster();
                 Some(Failure::Error { retry_after: None })
             }
             PatchAnswer::Refused { retry_after } => Some(Failure::Error { retry_after }),
@@ -61,7 +61,7 @@ impl Look<'_> {
 
     /// Journals that the API server answered a patch as made, and parts of it are missing on the
     /// node.
-    fn note_dropped(&mut self, dropped: &[String]) {
+    fn journal_dropped(&mut self, dropped: &[String]) {
         if dropped.is_empty() {
             return;
         }
@@ -70,36 +70,41 @@ impl Look<'_> {
              policy drops it; it is tried again",
             dropped.join(", ")
         );
-        self.note(Note::new(EntryKind::Answer, text), Some(Level::Warn));
+        self.journal(JournalNote::new(EntryKind::Answer, text), Some(Level::Warn));
     }
 
     /// Handles the answer to the change of a rule.
     pub(super) fn rule_answered(&mut self, rule: &str, result: Result<(), Failure>) {
         let taints = &mut self.entry.stages.device_taints;
-        taints.answered(rule, result, self.state.now);
+        taints.change_answered(rule, result, self.state.now);
         self.again();
     }
 
     /// Handles a change of the node's pods.
-    pub(super) fn take_pods(&mut self, update: PodUpdate) {
+    pub(super) fn pods_updated(&mut self, update: PodUpdate) {
         let now = self.state.now;
-        if self.entry.stages.drain.take_pods(update, now) {
+        if self.entry.stages.drain.update_pods(update, now) {
             self.again();
         }
     }
 
     /// Handles the answer to the removal of a pod.
     pub(super) fn removal_answered(&mut self, uid: &str, answer: RemovalAnswer) {
-        if self.in_stages(|stages, _, asks| stages.drain.removal_answered(uid, answer, asks)) {
+        if self
+            .in_stages(|stages, _, requests| stages.drain.removal_answered(uid, answer, requests))
+        {
             self.again();
         }
     }
 
     /// Handles a change of the custom resource of the node's drain or remediation.
-    pub(super) fn take_resource(&mut self, resource: &str, update: ResourceUpdate) {
-        let is_ours = self.in_stages(|stages, facts, asks| {
-            let of_drain = stages.drain.custom.take(facts, resource, &update, asks);
-            of_drain || stages.remediation.take(resource, update)
+    pub(super) fn resource_updated(&mut self, resource: &str, update: ResourceUpdate) {
+        let is_ours = self.in_stages(|stages, facts, requests| {
+            let of_drain = stages
+                .drain
+                .custom
+                .resource_updated(facts, resource, &update, requests);
+            of_drain || stages.remediation.resource_updated(resource, update)
         });
         if is_ours {
             self.again();
@@ -107,10 +112,13 @@ impl Look<'_> {
     }
 
     /// Handles the answer to the creation of a custom resource.
-    pub(super) fn resource_made(&mut self, key: &str, answer: CreateAnswer) {
-        let is_ours = self.in_stages(|stages, facts, asks| {
-            let of_drain = stages.drain.custom.made(facts, key, &answer, asks);
-            of_drain || stages.remediation.made(key, answer, asks)
+    pub(super) fn resource_created(&mut self, key: &str, answer: CreateAnswer) {
+        let is_ours = self.in_stages(|stages, facts, requests| {
+            let of_drain = stages
+                .drain
+                .custom
+                .create_answered(facts, key, &answer, requests);
+            of_drain || stages.remediation.create_answered(key, answer, requests)
         });
         if is_ours {
             self.set_wake();
@@ -119,23 +127,23 @@ impl Look<'_> {
     }
 
     /// Handles the store's answer to an append of events.
-    pub(super) fn appended(&mut self, result: Result<Option<Position>, ()>) {
-        match (self.entry.claim.awaits.take(), result) {
-            (Some(Awaits::TakenOver { listed }), Ok(up_to)) => {
+    pub(super) fn events_appended(&mut self, result: Result<Option<Position>, ()>) {
+        match (self.entry.claim.question.take(), result) {
+            (Some(StoreQuestion::TakeOver { listed }), Ok(up_to)) => {
                 // The store has them now, if under another id for some.
-                self.entry.claim.known.extend(listed);
-                self.entry.claim.awaits = up_to.map(Awaits::Feed);
+                self.entry.claim.stored.extend(listed);
+                self.entry.claim.question = up_to.map(StoreQuestion::AwaitFeed);
             }
-            (Some(Awaits::OfOurs { text }), Ok(up_to)) => {
+            (Some(StoreQuestion::AppendOwn { text }), Ok(up_to)) => {
                 // The decision follows once the feed has delivered them.
-                self.entry.claim.awaits = up_to.map(Awaits::Feed);
-                let note = Note::new(EntryKind::Attention, text);
+                self.entry.claim.question = up_to.map(StoreQuestion::AwaitFeed);
+                let note = JournalNote::new(EntryKind::Attention, text);
                 let now = self.state.now;
-                (self.agenda).note(now, self.name, None, note, Some(Level::Info));
+                (self.agenda).journal(now, self.name, None, note, Some(Level::Info));
             }
-            (Some(Awaits::OfOurs { .. }), Err(())) => return self.append_again_later(),
-            (Some(Awaits::TakenOver { .. }), Err(())) => return self.claim_later(),
-            (other, _) => self.entry.claim.awaits = other,
+            (Some(StoreQuestion::AppendOwn { .. }), Err(())) => return self.retry_append(),
+            (Some(StoreQuestion::TakeOver { .. }), Err(())) => return self.retry_claim(),
+            (other, _) => self.entry.claim.question = other,
         }
         self.agenda.dirty.insert(self.name.to_owned());
     }
@@ -147,9 +155,9 @@ impl Look<'_> {
     /// A state from a list that began at `listing` counts even with a lower version, if no patch
     /// can be newer: after a restore of etcd from a backup, nodes have lower versions than
     /// before.
-    pub(super) fn take_view(&mut self, view: Arc<NodeView>, listing: Option<Timestamp>) -> bool {
+    pub(super) fn update_view(&mut self, view: Arc<NodeView>, listing: Option<Timestamp>) -> bool {
         let now = self.state.now;
-        if self.entry.knows_newer(&view) {
+        if self.entry.is_outdated(&view) {
             let patched_at = self.entry.patch.answered_at;
             let patched_before = |began| patched_at.is_none_or(|at| at + LIST_DELAY < began);
             if !listing.is_some_and(patched_before) {
@@ -160,25 +168,25 @@ impl Look<'_> {
             let name = self.name.to_owned();
             self.agenda.effects.push(Effect::Restored(name));
         }
-        let moved = self.moved(&view);
+        let group_changed = self.group_changed(&view);
         let entry = &mut *self.entry;
         let (was_out, since) = (!entry.in_service(), entry.out_since());
         let counted = entry.counted(now);
-        let changed = entry.take_view(view);
+        let changed = entry.set_view(view);
         if let Some(observed) = &entry.observed {
-            entry.session.take_in_view(observed, now);
+            entry.session.observe(observed, now);
         }
         let (in_service, counts) = (entry.in_service(), entry.counted(now));
         if was_out && in_service {
-            self.agenda.unsaved.recently_out |= self.brake.back(self.name, since);
-        } else if changed && moved || counts != counted {
+            self.agenda.unsaved.recently_out |= self.brake.node_returned(self.name, since);
+        } else if changed && group_changed || counts != counted {
             self.brake.mark_stale();
         }
         changed
     }
 
     /// Returns whether the node is new to the brake, or counts in another group than before.
-    fn moved(&self, view: &NodeView) -> bool {
+    fn group_changed(&self, view: &NodeView) -> bool {
         let Some(before) = &self.entry.view else {
             return true;
         };

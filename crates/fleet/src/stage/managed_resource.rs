@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use model::attempt::{Attempt, ResourceKind};
 use serde_json::Value;
 
-use super::Asks;
+use super::Requests;
 use crate::session::{Failure, retry_after};
 use crate::{Effect, PlannedResource};
 
@@ -22,11 +22,11 @@ pub(super) struct Retry {
 /// The custom resource of an attempt: created once, watched while that is wanted, and withdrawn
 /// once. `S` is the state that a stage reads from the resource.
 #[derive(Debug, Default)]
-pub(super) struct Wanted<S> {
+pub(super) struct ManagedResource<S> {
     /// The attempt that the rest is about; `None` until this process has one.
     pub(super) attempt: Option<Attempt>,
     /// State of the resource as last observed.
-    pub(super) seen: S,
+    pub(super) state: S,
     /// True if the last look wanted the resource watched.
     pub(super) watch: bool,
     /// Kind and name of the watched resource.
@@ -34,7 +34,7 @@ pub(super) struct Wanted<S> {
     /// True once the watch has delivered the resource: the answer to its creation may be old.
     pub(super) confirmed: bool,
     /// Reason why the watch fails.
-    pub(super) unseen: Option<String>,
+    pub(super) watch_error: Option<String>,
     /// True while a request to create the resource is in flight.
     pub(super) creating: bool,
     pub(super) retry: Retry,
@@ -76,16 +76,16 @@ impl Retry {
 
 // === impl Wanted ===
 
-impl<S: Default> Wanted<S> {
+impl<S: Default> ManagedResource<S> {
     /// Returns whether the attempt has this key.
-    pub(super) fn is_of(&self, key: &str) -> bool {
+    pub(super) fn is_for(&self, key: &str) -> bool {
         self.attempt.as_ref().is_some_and(|one| one.key() == key)
     }
 
     /// Sets the attempt. Returns whether it differs from the last one, whose state is then
     /// dropped.
-    pub(super) fn turn_to(&mut self, attempt: &Attempt) -> bool {
-        if self.is_of(&attempt.key()) {
+    pub(super) fn set_attempt(&mut self, attempt: &Attempt) -> bool {
+        if self.is_for(&attempt.key()) {
             return false;
         }
         *self = Self {
@@ -114,18 +114,18 @@ impl<S: Default> Wanted<S> {
     }
 
     /// Starts or stops the watch, to match what the last look asked for.
-    pub(super) fn settle(&mut self, asks: &mut Asks<'_>) {
+    pub(super) fn settle(&mut self, requests: &mut Requests<'_>) {
         let resource = self.resource().filter(|_| self.watch);
         if self.watched == resource {
             return;
         }
-        (self.unseen, self.confirmed) = (None, false);
+        (self.watch_error, self.confirmed) = (None, false);
         let before = std::mem::replace(&mut self.watched, resource.clone());
         let stop = before.map(|one| (one, false));
         let start = resource.map(|one| (one, true));
         for ((kind, name), watch) in [stop, start].into_iter().flatten() {
-            let node = asks.node().to_owned();
-            asks.effect(Effect::WatchResource {
+            let node = requests.node().to_owned();
+            requests.effect(Effect::WatchResource {
                 node,
                 kind,
                 name,
@@ -140,16 +140,16 @@ impl<S: Default> Wanted<S> {
     }
 
     /// Requests the creation of the resource.
-    pub(super) fn create(&mut self, action: &str, object: Value, asks: &mut Asks<'_>) {
+    pub(super) fn create(&mut self, action: &str, object: Value, requests: &mut Requests<'_>) {
         let Some(attempt) = &self.attempt else {
             return;
         };
         self.creating = true;
         self.retry.clear_wait();
         self.withdrawn = None;
-        asks.effect(Effect::CreateResource(Box::new(PlannedResource {
-            node: asks.node().to_owned(),
-            session: asks.session(),
+        requests.effect(Effect::CreateResource(Box::new(PlannedResource {
+            node: requests.node().to_owned(),
+            session: requests.session(),
             key: attempt.key(),
             action: action.to_owned(),
             kind: attempt.resource.clone(),
@@ -160,26 +160,26 @@ impl<S: Default> Wanted<S> {
 
     /// Records that the resource exists. A resource that was withdrawn during its creation is
     /// deleted.
-    pub(super) fn created(&mut self, begun: bool, asks: &mut Asks<'_>) {
+    pub(super) fn created(&mut self, begun: bool, requests: &mut Requests<'_>) {
         self.retry.succeeded();
         if let Some(attempt) = &self.attempt
             && self.withdrawn == Some(attempt.key())
         {
-            delete(attempt.clone(), begun, asks);
+            delete(attempt.clone(), begun, requests);
         }
     }
 
     /// Deletes the resource of the attempt, once; with `begun` even if its work has begun.
-    pub(super) fn withdraw(&mut self, attempt: &Attempt, begun: bool, asks: &mut Asks<'_>) {
+    pub(super) fn withdraw(&mut self, attempt: &Attempt, begun: bool, requests: &mut Requests<'_>) {
         let key = Some(attempt.key());
         if self.withdrawn != key {
             self.withdrawn = key;
-            delete(attempt.clone(), begun, asks);
+            delete(attempt.clone(), begun, requests);
         }
     }
 
     /// Records that the resource is wanted: after a withdrawal it may be withdrawn again.
-    pub(super) fn keep(&mut self) {
+    pub(super) fn mark_wanted(&mut self) {
         self.withdrawn = None;
     }
 
@@ -196,9 +196,9 @@ impl<S: Default> Wanted<S> {
 
 /// Deletes the resource of an attempt; with `begun` even if its work has begun. No answer is
 /// expected.
-pub(super) fn delete(attempt: Attempt, begun: bool, asks: &mut Asks<'_>) {
-    asks.effect(Effect::DeleteResource {
-        node: asks.node().to_owned(),
+pub(super) fn delete(attempt: Attempt, begun: bool, requests: &mut Requests<'_>) {
+    requests.effect(Effect::DeleteResource {
+        node: requests.node().to_owned(),
         attempt: Box::new(attempt),
         begun,
     });
@@ -230,12 +230,12 @@ mod tests {
     }
 
     /// Returns the names of the effects that `run` requests.
-    fn effects(run: impl FnOnce(&mut Asks<'_>)) -> Vec<&'static str> {
+    fn effects(run: impl FnOnce(&mut Requests<'_>)) -> Vec<&'static str> {
         let (mut agenda, mut awaits) = (Agenda::default(), None);
         let session = Session::idle(Timestamp::UNIX_EPOCH);
         let node = ("n1", &session);
         let now = Timestamp::UNIX_EPOCH;
-        run(&mut Asks::new(&mut agenda, &mut awaits, node, now));
+        run(&mut Requests::new(&mut agenda, &mut awaits, node, now));
         let name = |effect: &Effect| match effect {
             Effect::CreateResource(_) => "create",
             Effect::DeleteResource { .. } => "delete",
@@ -249,46 +249,50 @@ mod tests {
     #[test]
     fn what_is_withdrawn_while_it_is_created_is_deleted_unless_it_is_wanted_again() {
         for again in [false, true] {
-            let (attempt, mut wanted) = (attempt(), Wanted::<()>::default());
-            assert!(wanted.turn_to(&attempt) && !wanted.turn_to(&attempt));
+            let (attempt, mut wanted) = (attempt(), ManagedResource::<()>::default());
+            assert!(wanted.set_attempt(&attempt) && !wanted.set_attempt(&attempt));
             assert!(wanted.may_create(Timestamp::UNIX_EPOCH));
-            let create = |wanted: &mut Wanted<()>| {
-                effects(|asks| wanted.create("RESTART_BM", json!({}), asks))
+            let create = |wanted: &mut ManagedResource<()>| {
+                effects(|requests| wanted.create("RESTART_BM", json!({}), requests))
             };
             assert_eq!(create(&mut wanted), ["create"]);
             assert!(!wanted.may_create(Timestamp::UNIX_EPOCH));
-            let withdraw =
-                |wanted: &mut Wanted<()>| effects(|asks| wanted.withdraw(&attempt, false, asks));
+            let withdraw = |wanted: &mut ManagedResource<()>| {
+                effects(|requests| wanted.withdraw(&attempt, false, requests))
+            };
             assert_eq!(withdraw(&mut wanted), ["delete"]);
             assert_eq!(withdraw(&mut wanted), [""; 0], "once");
             if again {
-                wanted.keep();
+                wanted.mark_wanted();
             }
-            let created = effects(|asks| wanted.created(false, asks));
+            let created = effects(|requests| wanted.created(false, requests));
             let expected: &[&str] = if again { &[] } else { &["delete"] };
             assert_eq!(created, expected);
-            wanted.keep();
+            wanted.mark_wanted();
             assert_eq!(withdraw(&mut wanted), ["delete"], "once more");
         }
     }
 
     #[test]
     fn another_attempt_ends_the_watch_of_the_one_before() {
-        let mut wanted = Wanted::<()>::default();
-        wanted.turn_to(&attempt());
+        let mut wanted = ManagedResource::<()>::default();
+        wanted.set_attempt(&attempt());
         wanted.watch = true;
-        assert_eq!(effects(|asks| wanted.settle(asks)), ["watch"]);
-        assert_eq!(effects(|asks| wanted.settle(asks)), [""; 0]);
+        assert_eq!(effects(|requests| wanted.settle(requests)), ["watch"]);
+        assert_eq!(effects(|requests| wanted.settle(requests)), [""; 0]);
         assert!(wanted.is_watched("maintenance-n1"));
         let other = Attempt {
             name: "maintenance-n1-2".to_owned(),
             since: Timestamp::MAX,
             ..attempt()
         };
-        wanted.turn_to(&other);
+        wanted.set_attempt(&other);
         assert!(!wanted.is_watched("maintenance-n1") && !wanted.is_watched("maintenance-n1-2"));
-        assert_eq!(effects(|asks| wanted.settle(asks)), ["unwatch", "watch"]);
+        assert_eq!(
+            effects(|requests| wanted.settle(requests)),
+            ["unwatch", "watch"]
+        );
         wanted.forget();
-        assert_eq!(effects(|asks| wanted.settle(asks)), ["unwatch"]);
+        assert_eq!(effects(|requests| wanted.settle(requests)), ["unwatch"]);
     }
 }

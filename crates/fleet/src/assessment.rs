@@ -12,26 +12,26 @@ use policy::assess::{Desired, Dismissal};
 
 /// Cached assessment of a node's faults, with its inputs.
 #[derive(Debug)]
-pub(super) struct Judged {
+pub(super) struct Assessment {
     pub(super) view: Arc<NodeView>,
     pub(super) policy: Arc<Policy>,
-    pub(super) faults: Vec<Reported>,
+    pub(super) faults: Vec<FaultVersion>,
     pub(super) dismissal: Option<Dismissal>,
     pub(super) desired: Desired,
 }
 
 /// Inputs of the conditions last written for a node.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct ConditionInputs {
     pub(super) view: Arc<NodeView>,
-    pub(super) faults: Vec<Reported>,
+    pub(super) faults: Vec<FaultVersion>,
     /// Number of checks that have reported on the node; it only grows.
-    pub(super) heard: usize,
+    pub(super) checks: usize,
 }
 
 /// Version of a fault: what opened it, and its newest report.
 #[derive(Debug, PartialEq)]
-pub(super) struct Reported {
+pub(super) struct FaultVersion {
     seq: Position,
     title: String,
     count: u64,
@@ -41,7 +41,7 @@ pub(super) struct Reported {
 
 // === impl Reported ===
 
-impl Reported {
+impl FaultVersion {
     pub(super) fn of(fault: &Fault) -> Self {
         Self {
             seq: fault.seq,
