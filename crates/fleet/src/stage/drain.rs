@@ -5,34 +5,27 @@
 //! the drain at once, and a restarted process resumes it from the mark. The pods are watched
 //! only while they are needed.
 
-use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use model::device::{DeviceTaint, TaintEffect};
 use model::journal::EntryKind;
-use model::mode::Mode;
-use model::node::HANDED_OVER;
 use model::ownership::{DrainMark, Ownership};
 use policy::assess::{Desired, DrainProgress};
 
-use super::remediation::NOT_OUT;
 use super::{Facts, Requests, Stage};
-use crate::drain::partial::{Gpus, fate_of};
-use crate::drain::{
-    CustomDrain, Drain, DrainConfig, DrainMode, Fate, Gangs, Next, PodView, wake_at,
-};
+use crate::drain::{DrainMode, Next, PodView};
 use crate::session::{Failure, JournalNote, Phase, retry_after};
-use crate::status::eviction::{Eviction, EvictionStatus, Skip};
-use crate::{Effect, Level, PlannedCheckpoint, PlannedRemoval, PodUpdate, RemovalAnswer};
+use crate::status::eviction::{Eviction, EvictionStatus};
+use crate::{Effect, PodUpdate, RemovalAnswer};
 
 pub(crate) mod custom;
 mod messages;
+mod order;
 mod pods;
 
 use custom::CustomState;
 use messages::awaits;
+use order::{DrainOrder, custom_of, drained_gpus, skips_drain, waits_for_others};
 use pods::NodePods;
 
 /// Most pods of one node with a removal in flight at once.
@@ -61,46 +54,8 @@ pub(crate) struct DrainState {
     begun: bool,
 }
 
-/// A drain to carry out, and its configuration.
-struct DrainOrder<'a> {
-    drain: Drain,
-    /// UUIDs of the GPUs whose pods leave; empty if all pods leave.
-    uuids: Vec<String>,
-    /// State of these GPUs, with the pods that hold them; `None` if all pods leave.
-    gpus: Option<Gpus>,
-    config: &'a DrainConfig,
-}
-
 /// A pod that leaves, its mode, and what happens to it next.
 type Leaving = (PodView, DrainMode, Next);
-
-// === impl DrainOrder ===
-
-impl<'a> DrainOrder<'a> {
-    /// Returns the drain of a node, as the settings and the senders of its faults ask for it;
-    /// `own` says what of the node is out of service.
-    fn of(facts: &Facts<'a>, own: &Ownership, desired: &Desired) -> Option<Self> {
-        let uuids = drained_gpus(facts, own, desired)?;
-        if skips_drain(facts, own, desired).is_some() {
-            return None;
-        }
-        let (fleet, now) = (facts.state, facts.state.now);
-        let mark = own.mark.drain_of(&uuids);
-        Some(Self {
-            drain: Drain {
-                since: mark.map_or(now, |mark| mark.since.min(now)),
-                force: desired.drains()?,
-            },
-            gpus: (!uuids.is_empty()).then(|| fleet.devices.gpus(facts.name, &uuids)),
-            uuids,
-            config: fleet.settings.drain.as_deref()?,
-        })
-    }
-
-    fn fate_of(&self, pod: &PodView, gangs: &Gangs, now: Timestamp) -> Fate {
-        fate_of(pod, gangs, self.drain, self.gpus.as_ref(), self.config, now)
-    }
-}
 
 // === impl DrainState ===
 
@@ -434,170 +389,6 @@ impl Stage for DrainState {
             pods.answers_lost();
         }
         self.custom.answers_lost();
-    }
-}
-
-// === impl NodePods ===
-
-impl NodePods {
-    /// Returns when to look again if nothing happens.
-    fn next_wake(
-        &self,
-        leaving: &[Leaving],
-        order: &DrainOrder<'_>,
-        own: &Ownership,
-        ask_at: Option<Timestamp>,
-        now: Timestamp,
-    ) -> Option<Timestamp> {
-        let DrainOrder { drain, config, .. } = order;
-        let gangs = self.gangs(order, now);
-        let wakes = leaving
-            .iter()
-            .filter_map(|(pod, _, next)| wake_at(pod, *next, &gangs, *drain, config));
-        let asks_at = [ASK_AFTER, config.ask_after];
-        let asks_at = asks_at.into_iter();
-        let asks_at = asks_at.filter_map(|by| drain.since.checked_add(by).ok());
-        let retries = self.tries.values().filter_map(|one| one.not_before);
-        let settles = own.since.max(self.watch_recovered_at);
-        let settles = settles.and_then(|since| since.checked_add(SCHEDULER_LAG).ok());
-        let times = wakes.chain(asks_at).chain(retries);
-        let times = times.chain(settles).chain(ask_at);
-        times.filter(|at| *at > now).min()
-    }
-
-    /// Removes a pod, if that is due; a dry run pretends that it has left.
-    fn remove(
-        &mut self,
-        pod: &PodView,
-        mode: DrainMode,
-        evict: Option<SignedDuration>,
-        facts: &Facts<'_>,
-        requests: &mut Requests<'_>,
-    ) {
-        let next = evict.map_or(Next::Delete, Next::Evict);
-        let text = format!("pod {} {next} ({})", pod.title(), mode.name());
-        if facts.state.settings.mode == Mode::DryRun {
-            return self.pretend(pod, &text, requests);
-        }
-        if !self.begins_try(pod, requests.now()) {
-            return;
-        }
-        if evict.is_none() && self.journals_deletion(&pod.uid) {
-            let note = JournalNote::new(EntryKind::Decision, text);
-            requests.journal(note, Some(Level::Warn));
-        }
-        requests.effect(Effect::RemovePod(Box::new(PlannedRemoval {
-            node: facts.name.to_owned(),
-            session: requests.session(),
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: pod.uid.clone(),
-            mode,
-            evict,
-        })));
-    }
-
-    /// Requests that a pod writes a checkpoint, if that is due; a dry run pretends that the pod
-    /// has left. [`crate::drain`] reads the pod's answer, and limits the wait.
-    fn ask_for_checkpoint(
-        &mut self,
-        pod: &PodView,
-        facts: &Facts<'_>,
-        requests: &mut Requests<'_>,
-    ) {
-        let text = format!("pod {} {}", pod.title(), Next::AskCheckpoint);
-        if facts.state.settings.mode == Mode::DryRun {
-            return self.pretend(pod, &text, requests);
-        }
-        if !self.begins_try(pod, requests.now()) {
-            return;
-        }
-        requests.journal(JournalNote::new(EntryKind::Session, text), None);
-        requests.effect(Effect::RequestCheckpoint(Box::new(PlannedCheckpoint {
-            node: facts.name.to_owned(),
-            session: requests.session(),
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: pod.uid.clone(),
-            at: requests.now(),
-        })));
-    }
-
-    /// Journals what a dry run does not do to a pod, and pretends that the pod has left.
-    fn pretend(&mut self, pod: &PodView, text: &str, requests: &mut Requests<'_>) {
-        let text = format!("dry run: {text}");
-        requests.log(Level::Info, text.clone());
-        requests.journal(JournalNote::new(EntryKind::DryRun, text), None);
-        self.pretended.insert(pod.uid.clone());
-        requests.look_again();
-    }
-}
-
-/// Returns the custom drain that applies to the node, if any.
-fn custom_of(facts: &Facts<'_>) -> Option<Arc<CustomDrain>> {
-    let custom = facts.state.settings.drain.as_ref()?.custom.as_ref()?;
-    let applies = custom.applies_to(&facts.observed?.view.labels);
-    applies.then(|| Arc::clone(custom))
-}
-
-/// Returns why the pods are left alone now, whatever is desired; `None` if they are not.
-fn waits_for_others(facts: &Facts<'_>, own: &Ownership) -> Option<&'static str> {
-    let view = &facts.observed?.view;
-    // Pods that leave a node without its cordon could come back.
-    let not_out = || own.lacks_a_deed(view).then_some(NOT_OUT);
-    let handed_over = view.is_handed_over().then_some(HANDED_OVER);
-    handed_over.or_else(not_out)
-}
-
-/// Returns why all pods of an out-of-service node stay; `None` if they do not.
-fn skips_drain(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option<Skip> {
-    if facts.state.settings.drain.is_none() {
-        return Some(Skip::Off);
-    }
-    // The session has no place to record the progress of a drain.
-    if own.replaced_labels.is_none() {
-        return Some(Skip::Nvsentinel);
-    }
-    if desired.drains().is_none() {
-        let route = desired.skipped_by().map(Skip::Route);
-        return Some(route.unwrap_or(Skip::Override));
-    }
-    // A veto does not undo a drain that has begun.
-    let veto = facts.veto.filter(|_| own.mark.drain.is_none());
-    veto.map(|veto| Skip::Veto(veto.to_string()))
-}
-
-/// Returns the UUIDs of the GPUs whose pods are to leave; empty if all pods leave, `None` if no
-/// pod does. The node is out of service, or has single devices that are.
-fn drained_gpus(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option<Vec<String>> {
-    let config = facts.state.settings.drain.as_ref()?;
-    match (own.takes_node_out(), desired.takes_node_out()) {
-        // Under a veto no pod is added to those that were to leave.
-        (was, is) if was == is && own.mark.drain.is_some() && facts.veto.is_some() => {
-            Some(own.mark.drain_gpus.clone())
-        }
-        // A drain that began with all pods continues with all pods.
-        (true, true) if own.mark.drain.is_some() && own.mark.drain_gpus.is_empty() => {
-            Some(Vec::new())
-        }
-        (true, true) if custom_of(facts).is_some() => Some(Vec::new()),
-        (true, true) if config.partial && !facts.remediates_whole_node => {
-            Some(desired.reset_gpus().unwrap_or_default())
-        }
-        (true, true) => Some(Vec::new()),
-        (false, false) if config.partial && custom_of(facts).is_none() => {
-            let known = facts.state.devices.of_node(facts.name);
-            let out = |taints: &[DeviceTaint]| {
-                taints.iter().any(|taint| taint.effect > TaintEffect::None)
-            };
-            let devices = desired.devices.iter().filter(|(_, taints)| out(taints));
-            let gpus: BTreeSet<String> = devices
-                .filter_map(|(device, _)| known.get(device)?.gpu.clone())
-                .collect();
-            (!gpus.is_empty()).then(|| gpus.into_iter().collect())
-        }
-        // The pending patch decides between node and devices.
-        _ => None,
     }
 }
 

@@ -1,8 +1,10 @@
 //! The custom resource of an attempt, and requests that are retried until one succeeds.
 
+use contract::keys;
 use jiff::Timestamp;
 use model::attempt::{Attempt, ResourceKind};
-use serde_json::Value;
+use model::node::NodeView;
+use serde_json::{Value, json};
 
 use super::Requests;
 use crate::session::{Failure, retry_after};
@@ -202,6 +204,36 @@ pub(super) fn delete(attempt: Attempt, begun: bool, requests: &mut Requests<'_>)
         attempt: Box::new(attempt),
         begun,
     });
+}
+
+/// Adds the name, the attempt and the owner to the object of an attempt. The owner reference
+/// deletes it with the node.
+pub(super) fn complete(object: &mut Value, open: &Attempt, node: &NodeView) {
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
+        return; // Unreachable: the template has given it a name.
+    };
+    metadata.insert("name".to_owned(), json!(open.name));
+    if let Some(namespace) = &open.resource.namespace {
+        metadata.insert("namespace".to_owned(), json!(namespace));
+    }
+    let annotations = metadata.entry("annotations").or_insert(Value::Null);
+    if annotations.is_null() {
+        *annotations = json!({});
+    }
+    if let Some(annotations) = annotations.as_object_mut() {
+        annotations.insert(keys::ATTEMPT.to_owned(), json!(open.key()));
+    }
+    metadata.insert(
+        "ownerReferences".to_owned(),
+        json!([{
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": node.name,
+            "uid": node.uid,
+            "controller": false,
+            "blockOwnerDeletion": false,
+        }]),
+    );
 }
 
 #[cfg(test)]

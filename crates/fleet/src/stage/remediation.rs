@@ -10,7 +10,6 @@ use std::ops::ControlFlow;
 
 use jiff::Timestamp;
 use model::attempt::{Attempt, Outcome, RemediationMark};
-use model::attempt::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 use model::journal::EntryKind;
 use model::mode::Mode;
 use model::node::{HANDED_OVER, NodeView};
@@ -18,9 +17,8 @@ use model::ownership::Ownership;
 use model::resource::ResourceState;
 use policy::Routed;
 use policy::assess::{CountedEvent, Desired};
-use serde_json::{Value, json};
 
-use super::managed_resource::ManagedResource;
+use super::managed_resource::{ManagedResource, complete};
 use super::validation::waits_for_quiet;
 use super::{Facts, Requests, Stage};
 use crate::remediation::{
@@ -29,7 +27,9 @@ use crate::remediation::{
 use crate::session::{Failure, JournalNote};
 use crate::veto::Veto;
 use crate::{CreateAnswer, Effect, RemediationResult, ResourceUpdate, Settings};
-use contract::{RecommendedAction, keys};
+use contract::RecommendedAction;
+
+mod journal;
 
 /// State of the remediation of one node.
 #[derive(Debug, Default)]
@@ -340,66 +340,6 @@ impl RemediationState {
         self.object.state = ResourceObservation::Refused(why);
         requests.look_again();
     }
-
-    /// Journals the changes of the node's remediation since the last look.
-    fn journal_changes(&mut self, facts: &Facts<'_>, own: &Ownership, requests: &mut Requests<'_>) {
-        let mark = own.mark.remediation.clone().unwrap_or_default();
-        let before = self.last_mark.replace(mark.clone());
-        if before.as_ref() == Some(&mark) {
-            return;
-        }
-        // After a restart the marks on the node are old; only changes are journaled.
-        let Some(before) = before else {
-            return;
-        };
-        for (index, one) in mark.attempts.iter().enumerate() {
-            let known = before.attempts.get(index);
-            let known = known.filter(|known| known.key() == one.key());
-            if known.is_none() {
-                let what = match one.group.as_str() {
-                    VALIDATION_GROUP => "validation".to_owned(),
-                    DIAGNOSTICS_GROUP => "diagnostics".to_owned(),
-                    _ => {
-                        let so_far = mark.attempts.iter().take(index + 1);
-                        let number = so_far.filter(|one| one.repairs()).count();
-                        format!("repair {number}")
-                    }
-                };
-                let text = format!("{what}: {} ({})", one.title(), one.action);
-                requests.journal(attempt_note(one, text), None);
-            }
-            let Some(end) = &one.end else {
-                continue;
-            };
-            if known.is_none_or(|known| known.end.is_none()) {
-                requests.journal(attempt_note(one, one.ending()), None);
-                requests.effect(Effect::Remediation(RemediationResult::Ended {
-                    node: facts.name.to_owned(),
-                    action: one.action.clone(),
-                    outcome: end.outcome,
-                }));
-            }
-        }
-        let begun = [keys::STATE_REMEDIATING, keys::STATE_REMEDIATION_FAILED];
-        let was = before.state();
-        if mark.state().is_none() && was.is_some_and(|was| begun.contains(&was)) {
-            let text = match &self.awaits {
-                Some(awaits) => format!("no repair goes on now; awaited is {awaits}"),
-                None if facts.state.settings.remediation.is_none() => {
-                    "no repair goes on: repairs are switched off".to_owned()
-                }
-                None => "no repair goes on: the faults that are open ask for none now".to_owned(),
-            };
-            requests.journal(JournalNote::new(EntryKind::Session, text), None);
-        }
-        let asked = before.person.map(|one| one.why);
-        if let Some(person) = mark.person.filter(|one| asked.as_ref() != Some(&one.why)) {
-            requests.call_attention(format!(
-                "the repair does not get on: {}; repair the node by hand, and release it",
-                person.why
-            ));
-        }
-    }
 }
 
 impl Stage for RemediationState {
@@ -486,15 +426,6 @@ impl Stage for RemediationState {
     }
 }
 
-/// Returns a journal entry about an attempt.
-fn attempt_note(attempt: &Attempt, text: String) -> JournalNote {
-    JournalNote {
-        kind: EntryKind::Session,
-        text,
-        detail: json!({"attempt": attempt}),
-    }
-}
-
 /// Awaited while something has undone the session's cordon or taints.
 pub(crate) const NOT_OUT: &str = "its cordon and taints, which are not all there";
 
@@ -519,36 +450,6 @@ fn blocker(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<Blocke
     }
     view.is_handed_over()
         .then(|| Blocker::Others(HANDED_OVER.to_owned()))
-}
-
-/// Adds the name, the attempt and the owner to the object of an attempt. The owner reference
-/// deletes it with the node.
-pub(crate) fn complete(object: &mut Value, open: &Attempt, node: &NodeView) {
-    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
-        return; // Unreachable: the template has given it a name.
-    };
-    metadata.insert("name".to_owned(), json!(open.name));
-    if let Some(namespace) = &open.resource.namespace {
-        metadata.insert("namespace".to_owned(), json!(namespace));
-    }
-    let annotations = metadata.entry("annotations").or_insert(Value::Null);
-    if annotations.is_null() {
-        *annotations = json!({});
-    }
-    if let Some(annotations) = annotations.as_object_mut() {
-        annotations.insert(keys::ATTEMPT.to_owned(), json!(open.key()));
-    }
-    metadata.insert(
-        "ownerReferences".to_owned(),
-        json!([{
-            "apiVersion": "v1",
-            "kind": "Node",
-            "name": node.name,
-            "uid": node.uid,
-            "controller": false,
-            "blockOwnerDeletion": false,
-        }]),
-    );
 }
 
 #[cfg(test)]

@@ -17,8 +17,7 @@ use serde_json::Value;
 use super::{DrainOrder, DrainState, Facts, NodePods, Requests, custom_of};
 use crate::drain::{CustomDrain, PodsToDrain};
 use crate::session::{Failure, JournalNote, Observed};
-use crate::stage::managed_resource::{ManagedResource, delete};
-use crate::stage::remediation::complete;
+use crate::stage::managed_resource::{ManagedResource, complete, delete};
 use crate::{CreateAnswer, ResourceUpdate};
 
 /// Action name of custom resources that drain, beside those of remediation.

@@ -2,12 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
+use model::journal::EntryKind;
 use model::listing::Listing;
+use model::mode::Mode;
+use model::ownership::Ownership;
 
-use super::{ASK_AFTER, DrainOrder, MAX_AT_ONCE};
-use crate::drain::{DrainMode, Fate, Gangs, Next, PodView};
-use crate::{EventReason, PodUpdate};
+use super::{ASK_AFTER, DrainOrder, Facts, Leaving, MAX_AT_ONCE, Requests, SCHEDULER_LAG};
+use crate::drain::{DrainMode, Fate, Gangs, Next, PodView, wake_at};
+use crate::session::JournalNote;
+use crate::{Effect, EventReason, Level, PlannedCheckpoint, PlannedRemoval, PodUpdate};
 
 /// Pods of a node during its drain, and the requests about them.
 #[derive(Debug, Default)]
@@ -128,7 +132,7 @@ impl NodePods {
     }
 
     /// Records that a request about a pod is made now. Returns false if it is not due.
-    pub(super) fn begins_try(&mut self, pod: &PodView, now: Timestamp) -> bool {
+    fn begins_try(&mut self, pod: &PodView, now: Timestamp) -> bool {
         let tries = &mut self.tries;
         let under_way = tries.values().filter(|one| one.in_flight).count();
         let known = tries.get(&pod.uid);
@@ -145,7 +149,7 @@ impl NodePods {
 
     /// Returns whether to journal now that a pod is deleted without time to end; true once per
     /// pod.
-    pub(super) fn journals_deletion(&mut self, uid: &str) -> bool {
+    fn journals_deletion(&mut self, uid: &str) -> bool {
         let one = self.tries.get_mut(uid);
         one.is_some_and(|one| !std::mem::replace(&mut one.deletion_journaled, true))
     }
@@ -173,5 +177,97 @@ impl NodePods {
                 Fate::Leaves(mode, next) => Some((pod, mode, next)),
                 Fate::Stays(_) => None,
             })
+    }
+
+    /// Returns when to look again if nothing happens.
+    pub(super) fn next_wake(
+        &self,
+        leaving: &[Leaving],
+        order: &DrainOrder<'_>,
+        own: &Ownership,
+        ask_at: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
+        let DrainOrder { drain, config, .. } = order;
+        let gangs = self.gangs(order, now);
+        let wakes = leaving
+            .iter()
+            .filter_map(|(pod, _, next)| wake_at(pod, *next, &gangs, *drain, config));
+        let asks_at = [ASK_AFTER, config.ask_after];
+        let asks_at = asks_at.into_iter();
+        let asks_at = asks_at.filter_map(|by| drain.since.checked_add(by).ok());
+        let retries = self.tries.values().filter_map(|one| one.not_before);
+        let settles = own.since.max(self.watch_recovered_at);
+        let settles = settles.and_then(|since| since.checked_add(SCHEDULER_LAG).ok());
+        let times = wakes.chain(asks_at).chain(retries);
+        let times = times.chain(settles).chain(ask_at);
+        times.filter(|at| *at > now).min()
+    }
+
+    /// Removes a pod, if that is due; a dry run pretends that it has left.
+    pub(super) fn remove(
+        &mut self,
+        pod: &PodView,
+        mode: DrainMode,
+        evict: Option<SignedDuration>,
+        facts: &Facts<'_>,
+        requests: &mut Requests<'_>,
+    ) {
+        let next = evict.map_or(Next::Delete, Next::Evict);
+        let text = format!("pod {} {next} ({})", pod.title(), mode.name());
+        if facts.state.settings.mode == Mode::DryRun {
+            return self.pretend(pod, &text, requests);
+        }
+        if !self.begins_try(pod, requests.now()) {
+            return;
+        }
+        if evict.is_none() && self.journals_deletion(&pod.uid) {
+            let note = JournalNote::new(EntryKind::Decision, text);
+            requests.journal(note, Some(Level::Warn));
+        }
+        requests.effect(Effect::RemovePod(Box::new(PlannedRemoval {
+            node: facts.name.to_owned(),
+            session: requests.session(),
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            mode,
+            evict,
+        })));
+    }
+
+    /// Requests that a pod writes a checkpoint, if that is due; a dry run pretends that the pod
+    /// has left. [`crate::drain`] reads the pod's answer, and limits the wait.
+    pub(super) fn ask_for_checkpoint(
+        &mut self,
+        pod: &PodView,
+        facts: &Facts<'_>,
+        requests: &mut Requests<'_>,
+    ) {
+        let text = format!("pod {} {}", pod.title(), Next::AskCheckpoint);
+        if facts.state.settings.mode == Mode::DryRun {
+            return self.pretend(pod, &text, requests);
+        }
+        if !self.begins_try(pod, requests.now()) {
+            return;
+        }
+        requests.journal(JournalNote::new(EntryKind::Session, text), None);
+        requests.effect(Effect::RequestCheckpoint(Box::new(PlannedCheckpoint {
+            node: facts.name.to_owned(),
+            session: requests.session(),
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            at: requests.now(),
+        })));
+    }
+
+    /// Journals what a dry run does not do to a pod, and pretends that the pod has left.
+    fn pretend(&mut self, pod: &PodView, text: &str, requests: &mut Requests<'_>) {
+        let text = format!("dry run: {text}");
+        requests.log(Level::Info, text.clone());
+        requests.journal(JournalNote::new(EntryKind::DryRun, text), None);
+        self.pretended.insert(pod.uid.clone());
+        requests.look_again();
     }
 }

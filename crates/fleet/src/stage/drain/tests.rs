@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use contract::{BehaviourOverrides, keys};
 use jiff::SignedDuration;
+use model::mode::Mode;
 use model::node::NodeView;
 use policy::Policy;
 
@@ -10,7 +11,7 @@ use crate::drain::DrainConfig;
 use crate::session::{Intent, Phase};
 use crate::view::NodeState;
 use crate::world::{Fate as PatchFate, Looked, Restart, World, event, settings};
-use crate::{FleetInput, Settings};
+use crate::{FleetInput, PlannedRemoval, Settings};
 
 mod custom;
 mod gang;

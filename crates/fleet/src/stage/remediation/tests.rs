@@ -1,8 +1,10 @@
 use std::sync::Arc;
 
+use contract::keys;
 use jiff::SignedDuration;
 use model::attempt::Repair;
 use policy::Policy;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::drain::DrainConfig;
