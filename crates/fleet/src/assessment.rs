@@ -39,7 +39,7 @@ pub(super) struct FaultVersion {
     accepted_at: Timestamp,
 }
 
-// === impl Reported ===
+// === impl FaultVersion ===
 
 impl FaultVersion {
     pub(super) fn of(fault: &Fault) -> Self {

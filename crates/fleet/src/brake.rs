@@ -279,7 +279,7 @@ impl Candidate {
     }
 }
 
-// === impl Count ===
+// === impl BudgetCount ===
 
 impl<'a> BudgetCount<'a> {
     fn new(budget: &'a Budget, members: &[Member<'a>], gpu: impl Fn(&Member<'_>) -> bool) -> Self {
@@ -425,7 +425,7 @@ impl fmt::Display for NodeLabel {
     }
 }
 
-// === impl Use ===
+// === impl LimitUse ===
 
 impl LimitUse {
     /// Returns the used share: 1 is full, and more where nodes were taken out by others or by

@@ -37,6 +37,7 @@
 mod change;
 mod dismissal;
 pub mod foreign_session;
+mod phase;
 pub mod returns;
 mod step;
 pub mod uncordon;
@@ -50,12 +51,13 @@ use model::attempt::RemediationMark;
 use model::future::FutureTimes;
 use model::journal::EntryKind;
 use model::node::{NodeChange, NodeView};
-use model::ownership::{Machines, Maker, Ownership, SessionMark, Undone, released_at};
+use model::ownership::{Machines, Maker, Ownership, Undone, released_at};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use change::Draft;
 pub use dismissal::dismissal;
+pub use phase::Phase;
 use policy::Policy;
 pub use step::step;
 
@@ -126,33 +128,6 @@ pub struct Session {
     /// no process ran may have happened at any time.
     #[serde(skip)]
     pub watched: bool,
-}
-
-/// Phases of a session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Phase {
-    /// The node has no marks of ours, and needs none.
-    #[default]
-    Idle,
-    /// The node is to be taken out of service, and the brake holds it back.
-    Held,
-    /// The node is to be taken out of service; not yet observed.
-    Quarantining,
-    /// The node is out of service.
-    Quarantined,
-    /// The node is out of service, and pods leave it.
-    Draining,
-    /// The node is out of service, and all pods that were to leave have left.
-    Drained,
-    /// The node is out of service and under remediation.
-    Remediating,
-    /// The node is out of service and was remediated; its faults have yet to recover.
-    Remediated,
-    /// The node is out of service, and a person has to remediate it.
-    RemediationFailed,
-    /// The node is to be given back; not yet observed.
-    Releasing,
 }
 
 /// A session after a step, and the effects that the step asks for.
@@ -276,7 +251,7 @@ pub(crate) fn retry_after(failures: u32, failure: Failure) -> SignedDuration {
     server_wait.map_or(wait, |server_wait| wait.max(server_wait.min(LONGEST_RETRY)))
 }
 
-// === impl Note ===
+// === impl JournalNote ===
 
 impl JournalNote {
     /// Creates a note without details for programs.
@@ -473,51 +448,6 @@ impl Session {
             (Phase::RemediationFailed, _) => "a person to repair it, or a release by hand",
         };
         awaits.to_owned()
-    }
-}
-
-// === impl Phase ===
-
-impl Phase {
-    /// Returns the phase of an out-of-service node, from its session mark.
-    fn of(mark: &SessionMark) -> Self {
-        match mark.state() {
-            keys::STATE_DRAINING => Self::Draining,
-            keys::STATE_DRAINED => Self::Drained,
-            keys::STATE_REMEDIATING => Self::Remediating,
-            keys::STATE_REMEDIATED => Self::Remediated,
-            keys::STATE_REMEDIATION_FAILED => Self::RemediationFailed,
-            _ => Self::Quarantined,
-        }
-    }
-
-    /// Returns whether the node is out of service and is to stay so.
-    pub fn is_out(self) -> bool {
-        matches!(
-            self,
-            Self::Quarantined
-                | Self::Draining
-                | Self::Drained
-                | Self::Remediating
-                | Self::Remediated
-                | Self::RemediationFailed
-        )
-    }
-
-    /// Returns the phase's name, as serialised.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Held => "held",
-            Self::Quarantining => "quarantining",
-            Self::Quarantined => "quarantined",
-            Self::Draining => "draining",
-            Self::Drained => "drained",
-            Self::Remediating => "remediating",
-            Self::Remediated => "remediated",
-            Self::RemediationFailed => "remediation-failed",
-            Self::Releasing => "releasing",
-        }
     }
 }
 

@@ -165,7 +165,7 @@ impl<'a> Facts<'a> {
     }
 }
 
-// === impl Asks ===
+// === impl Requests ===
 
 impl<'a> Requests<'a> {
     pub(super) fn new(

@@ -95,7 +95,7 @@ impl Gangs {
     }
 }
 
-// === impl Together ===
+// === impl GangState ===
 
 impl GangState {
     /// Returns what the pods of the gang wait for before they are evicted.

@@ -80,7 +80,7 @@ impl Wait {
     }
 }
 
-// === impl Hold ===
+// === impl Blocker ===
 
 impl Blocker {
     pub(super) fn awaiting(&self, now: Timestamp) -> Awaiting {
@@ -92,7 +92,7 @@ impl Blocker {
     }
 }
 
-// === impl Stand ===
+// === impl Awaiting ===
 
 impl Awaiting {
     /// Returns the same with a person asked beside it.

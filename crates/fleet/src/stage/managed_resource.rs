@@ -76,7 +76,7 @@ impl Retry {
     }
 }
 
-// === impl Wanted ===
+// === impl ManagedResource ===
 
 impl<S: Default> ManagedResource<S> {
     /// Returns whether the attempt has this key.

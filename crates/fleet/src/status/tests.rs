@@ -6,6 +6,7 @@ use model::fault::FaultBook;
 use model::node::NodeView;
 use policy::Policy;
 
+use super::eviction::EvictionStatus;
 use super::*;
 use crate::FleetInput;
 use crate::world::{Fate, Restart, World, event};
