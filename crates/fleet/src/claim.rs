@@ -145,8 +145,9 @@ impl Look<'_> {
         let listed = unknown.iter().map(|event| event.id.clone()).collect();
         events.extend(as_received(unknown, now));
         self.entry.claim.question = Some(StoreQuestion::TakeOver { listed });
-        self.log(
+        self.agenda.log(
             Level::Info,
+            Some(self.name),
             format!(
                 "taking over the faults that the node lists and the store does not know, or no \
                  more: {count}"

@@ -364,7 +364,7 @@ impl Fleet {
         if let Some(mut look) = self.look_at(&name)
             && look.update_view(view, began)
         {
-            look.again();
+            look.agenda.look_again_at(look.name);
         }
     }
 

@@ -7,6 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use model::journal::EntryKind;
 use model::node::NodeView;
 use model::position::Position;
+use model::time::later;
 
 use super::agenda::StoreQuestion;
 use super::look::Look;
@@ -17,6 +18,9 @@ use crate::session::{Failure, JournalNote};
 /// Longest delay of a view that is part of a list: one page takes up to 30 s, and may wait in
 /// the watch's queue.
 pub const LIST_DELAY: SignedDuration = SignedDuration::from_secs(60);
+
+/// Wait before a retry where the store did not append the events.
+const APPEND_RETRY: SignedDuration = SignedDuration::from_secs(10);
 
 // === impl Look ===
 
@@ -56,7 +60,7 @@ impl Look<'_> {
             self.brake.mark_stale();
         }
         self.set_wake();
-        self.again();
+        self.agenda.look_again_at(self.name);
     }
 
     /// Journals that the API server answered a patch as made, and parts of it are missing on the
@@ -77,14 +81,14 @@ impl Look<'_> {
     pub(super) fn rule_answered(&mut self, rule: &str, result: Result<(), Failure>) {
         let taints = &mut self.entry.stages.device_taints;
         taints.change_answered(rule, result, self.state.now);
-        self.again();
+        self.agenda.look_again_at(self.name);
     }
 
     /// Handles a change of the node's pods.
     pub(super) fn pods_updated(&mut self, update: PodUpdate) {
         let now = self.state.now;
         if self.entry.stages.drain.update_pods(update, now) {
-            self.again();
+            self.agenda.look_again_at(self.name);
         }
     }
 
@@ -93,7 +97,7 @@ impl Look<'_> {
         if self
             .in_stages(|stages, _, requests| stages.drain.removal_answered(uid, answer, requests))
         {
-            self.again();
+            self.agenda.look_again_at(self.name);
         }
     }
 
@@ -107,7 +111,7 @@ impl Look<'_> {
             of_drain || stages.remediation.resource_updated(resource, update)
         });
         if is_ours {
-            self.again();
+            self.agenda.look_again_at(self.name);
         }
     }
 
@@ -122,7 +126,7 @@ impl Look<'_> {
         });
         if is_ours {
             self.set_wake();
-            self.again();
+            self.agenda.look_again_at(self.name);
         }
     }
 
@@ -141,7 +145,10 @@ impl Look<'_> {
                 let now = self.state.now;
                 (self.agenda).journal(now, self.name, None, note, Some(Level::Info));
             }
-            (Some(StoreQuestion::AppendOwn { .. }), Err(())) => return self.retry_append(),
+            (Some(StoreQuestion::AppendOwn { .. }), Err(())) => {
+                let at = later(self.state.now, APPEND_RETRY);
+                return self.agenda.wakes.set(self.name, Some(at));
+            }
             (Some(StoreQuestion::TakeOver { .. }), Err(())) => return self.retry_claim(),
             (other, _) => self.entry.claim.question = other,
         }
@@ -164,7 +171,7 @@ impl Look<'_> {
                 return false;
             }
             let text = "the API server went back to an older state of the node".to_owned();
-            self.log(Level::Info, text);
+            self.agenda.log(Level::Info, Some(self.name), text);
             let name = self.name.to_owned();
             self.agenda.effects.push(Effect::Restored(name));
         }

@@ -1,28 +1,24 @@
 //! Looks at a node: assesses its faults, steps its session, and runs its stages.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
 use contract::keys;
 use model::fault::Fault;
 use model::journal::EntryKind;
-use model::node::{NodeChange, NodeView};
+use model::node::NodeView;
 use policy::Policy;
-use policy::assess::{Desired, FaultRuling};
-use serde_json::json;
+use policy::assess::Desired;
 
 use super::agenda::Agenda;
+use super::departed::close_faults_of_gone_machine;
 use super::entry::{Claim, NodeEntry};
 use super::stage::{Facts, Requests, Stages};
 use super::state::FleetState;
-use super::{Effect, EventReason, Level, Owns, Planned, RuleSetOutcome};
-use crate::brake::Hold;
-use crate::session::{self, Intent, JournalNote, Marks, Observed, Patch, step};
+use super::{Effect, Level};
+use crate::session::{JournalNote, Observed};
 use crate::waiting::BrakeState;
-use model::mode::Mode;
 
-/// Most rulings in one journal entry, which people read.
-const MAX_RULINGS: usize = 50;
+mod step;
 
 /// A node, and the state shared by all nodes, during a look.
 pub(super) struct Look<'a> {
@@ -40,7 +36,7 @@ impl Look<'_> {
     /// missing.
     pub(crate) fn run(&mut self, policy: &Policy) -> bool {
         let applied = self.state.book.applied();
-        if self.entry.awaits_answer(applied) || !self.close_faults_of_gone_machine() {
+        if self.entry.awaits_answer(applied) || !close_faults_of_gone_machine(self) {
             // The brake must not start the node on the basis of an outdated decision.
             self.brake.remove_waiting(self.name);
             return false; // The answer triggers another look.
@@ -132,89 +128,6 @@ impl Look<'_> {
         self.step_session(&observed, policy, &desired, None);
     }
 
-    /// Steps the node's session and carries out what the step asks for.
-    fn step_session(
-        &mut self,
-        observed: &Observed,
-        policy: &Policy,
-        desired: &Desired,
-        hold: Option<&Hold>,
-    ) {
-        let effects = self.step(Some(observed), policy, desired, hold);
-        if !self.state.settings.returns_wait {
-            self.entry.session.returns.clear();
-        }
-        if self.entry.journaled.rulings != desired.rulings {
-            self.entry.journaled.rulings.clone_from(&desired.rulings);
-            let rule_sets = policy.rule_sets_of(&observed.view).iter();
-            let outcomes = rule_sets.map(|rule_set| RuleSetOutcome {
-                rule_set: rule_set.name.clone(),
-                passed: desired.rule_sets.contains(&rule_set.name),
-            });
-            let outcomes = Effect::Evaluated(outcomes.collect());
-            self.agenda.effects.push(outcomes);
-            let note = JournalNote::new(EntryKind::Rules, rules_text(&desired.rulings));
-            self.journal(note, None);
-        }
-        for effect in effects {
-            match effect {
-                session::Effect::Journal(note) => self.journal(note, Some(Level::Info)),
-                session::Effect::Patch(patch) => self.plan_patch(&observed.view, patch, desired),
-                session::Effect::EmitEvent(message) => {
-                    if self.state.acts() {
-                        self.agenda.effects.push(Effect::EmitEvent {
-                            node: self.name.to_owned(),
-                            since: self.state.now,
-                            reason: EventReason::QuarantineUndone,
-                            message,
-                        });
-                    }
-                }
-            }
-        }
-        self.act(Some(observed), desired);
-        self.set_wake();
-        self.agenda.view_changed = true;
-    }
-
-    /// Steps the session of a waiting node: the brake lets it go, or holds it back.
-    pub(crate) fn step_waiting(&mut self, policy: &Policy, hold: Option<&Hold>, looked_at: bool) {
-        self.agenda.unshown.insert(self.name.to_owned());
-        self.step_unless_held(policy, hold, looked_at);
-        if self.entry.patch.in_flight {
-            // The node is going out; the answer triggers another look.
-            self.brake.waiting.remove(self.name);
-        }
-    }
-
-    fn step_unless_held(&mut self, policy: &Policy, hold: Option<&Hold>, looked_at: bool) {
-        if self.entry.patch.in_flight {
-            return; // The answer triggers another look.
-        }
-        let before = std::mem::replace(&mut self.entry.hold, hold.cloned());
-        if let (Some(before), Some(hold)) = (&before, hold) {
-            if !before.same_cause(hold) {
-                let note = JournalNote {
-                    kind: EntryKind::Session,
-                    text: format!("still held back: {hold}"),
-                    detail: json!({"by": hold.name()}),
-                };
-                self.journal(note, Some(Level::Info));
-            }
-            if !looked_at {
-                return; // No other input has changed.
-            }
-        }
-        let Some(observed) = self.entry.observed.clone() else {
-            return;
-        };
-        let Some(desired) = self.brake.waiting.remove(self.name) else {
-            return;
-        };
-        self.step_session(&observed, policy, &desired, hold);
-        self.brake.waiting.insert(self.name.to_owned(), desired);
-    }
-
     /// Resets every stage for a new look.
     fn begin(&mut self) {
         for stage in self.entry.stages.all_mut() {
@@ -280,78 +193,6 @@ impl Look<'_> {
         run(&mut entry.stages, &facts, &mut requests)
     }
 
-    /// Steps the session. Returns the effects of the step.
-    fn step(
-        &mut self,
-        observed: Option<&Observed>,
-        policy: &Policy,
-        desired: &Desired,
-        hold: Option<&Hold>,
-    ) -> Vec<session::Effect> {
-        let marks = marks(self.state, policy);
-        let machines = self.entry.machines(self.state);
-        let step = step(
-            &self.entry.session,
-            desired,
-            observed,
-            &marks,
-            hold,
-            machines.as_deref(),
-            self.state.now,
-        );
-        if self.entry.session != step.session {
-            self.entry.session = step.session;
-            self.save_session();
-        }
-        step.effects
-    }
-
-    /// Requests a patch; in a dry run pretends that it was made.
-    fn plan_patch(&mut self, view: &Arc<NodeView>, patch: Patch, desired: &Desired) {
-        let Patch { intent, change } = &patch;
-        let text = format!("{}: {}", intent.name(), change.summary());
-        let detail = json!({
-            "intent": intent,
-            "change": change,
-            "ruleSets": desired.rule_sets,
-            "events": desired.events.iter().map(|one| &one.event.id).collect::<Vec<_>>(),
-        });
-        if self.state.settings.mode == Mode::DryRun {
-            self.log(Level::Info, format!("dry run: {text}"));
-            let kind = EntryKind::DryRun;
-            self.journal(JournalNote { kind, text, detail }, None);
-            self.pretend(patch.change);
-            return;
-        }
-        if !self.state.settings.cluster {
-            return;
-        }
-        let kind = EntryKind::Decision;
-        self.journal(JournalNote { kind, text, detail }, Some(Level::Info));
-        let state = &mut self.entry.patch;
-        state.in_flight = true;
-        state.change = change.clone();
-        // The brake has counted the node when it let it go.
-        state.taking_out = *intent == Intent::Quarantine;
-        state.updating = *intent == Intent::Update;
-        self.agenda
-            .effects
-            .push(Effect::PatchNode(Box::new(Planned {
-                node: self.name.to_owned(),
-                view: Arc::clone(view),
-                session: self.entry.session.id.clone(),
-                patch,
-                first_seen: desired.events.iter().map(|one| one.first_seen).min(),
-            })));
-    }
-
-    /// Pretends, in a dry run, that a change was made.
-    fn pretend(&mut self, change: NodeChange) {
-        self.entry.pretend(change);
-        self.brake.mark_stale();
-        self.agenda.dirty.insert(self.name.to_owned());
-    }
-
     /// Updates the times that others have written on the node, and journals once which of them
     /// lie in the future.
     fn update_times(&mut self, observed: &Observed) {
@@ -390,7 +231,8 @@ impl Look<'_> {
         if wanted && !journaled {
             let text = "a fault asks to quarantine a node that the cluster does not have; \
                         waiting for it";
-            self.log(Level::Warn, text.to_owned());
+            self.agenda
+                .log(Level::Warn, Some(self.name), text.to_owned());
             let text = "the cluster has no node of this name; it is quarantined as soon as it \
                         appears";
             let note = JournalNote::new(EntryKind::Attention, text);
@@ -448,11 +290,6 @@ impl Look<'_> {
         self.agenda.wakes.set(self.name, at);
     }
 
-    /// Marks the node for another look.
-    pub(super) fn again(&mut self) {
-        self.agenda.look_again_at(self.name);
-    }
-
     /// Marks the node to be saved.
     pub(super) fn save(&mut self) {
         self.agenda.unsaved.nodes.insert(self.name.to_owned());
@@ -476,37 +313,6 @@ impl Look<'_> {
     pub(super) fn call_attention(&mut self, text: String) {
         self.agenda.call_attention(self.state.now, self.name, text);
     }
-
-    /// Logs a line about the node.
-    pub(super) fn log(&mut self, level: Level, text: String) {
-        self.agenda.log(level, Some(self.name), text);
-    }
-}
-
-/// Returns how sessions of this gpuwarden mark a node.
-fn marks(fleet: &FleetState, policy: &Policy) -> Marks {
-    Marks {
-        maker: Some(fleet.settings.owns.maker()),
-        store: match fleet.settings.owns {
-            Owns::Node(_) => Some(fleet.settings.store.clone()),
-            Owns::All => None,
-        },
-        ..Marks::of(policy)
-    }
-}
-
-/// Returns the rulings as text for people. The gravest faults come first; beyond [`MAX_RULINGS`]
-/// the rest is only counted.
-fn rules_text(rulings: &[FaultRuling]) -> String {
-    if rulings.is_empty() {
-        return "no open fault".to_owned();
-    }
-    let shown = rulings.iter().take(MAX_RULINGS).map(FaultRuling::to_string);
-    let mut parts: Vec<String> = shown.collect();
-    if rulings.len() > MAX_RULINGS {
-        parts.push(format!("and {} more faults", rulings.len() - MAX_RULINGS));
-    }
-    parts.join("; ")
 }
 
 /// Returns the warning about a node that chooses a policy which does not exist.
