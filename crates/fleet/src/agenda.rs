@@ -57,6 +57,14 @@ impl Agenda {
         self.view_changed = true;
     }
 
+    /// Marks several nodes for another look.
+    pub(super) fn look_again_at_all<'a>(&mut self, names: impl Iterator<Item = &'a String>) {
+        for name in names {
+            self.dirty.insert(name.clone());
+            self.unshown.insert(name.clone());
+        }
+    }
+
     /// Adds an entry to the journal of a node; with a level, logs it too.
     pub(super) fn journal(
         &mut self,

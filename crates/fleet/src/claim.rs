@@ -43,6 +43,14 @@ pub enum Owns {
 // === impl Owns ===
 
 impl Owns {
+    /// Returns the node that this process acts for, if it is a single one.
+    pub(super) fn node(&self) -> Option<&str> {
+        match self {
+            Self::Node(own) => Some(own),
+            Self::All => None,
+        }
+    }
+
     /// Returns the maker that our sessions record.
     pub(super) fn maker(&self) -> Maker {
         match self {

@@ -15,7 +15,7 @@ use super::agenda::StoreQuestion;
 use super::assessment::{Assessment, ConditionInputs};
 use super::stage::Stages;
 use super::state::FleetState;
-use crate::brake::{Hold, OutOfService};
+use crate::brake::{DOUBT, Hold, OutOfService};
 use crate::session::{Observed, Phase, Session, dismissal};
 use crate::status::Reports;
 use crate::veto_state::VetoState;
@@ -184,6 +184,30 @@ impl NodeEntry {
         self.session.back_at = None;
     }
 
+    /// Gives up all requests without an answer. A patch that takes the node out counts until `until`.
+    pub(super) fn answers_lost(&mut self, until: Timestamp) {
+        if self.patch.taking_out {
+            self.patch.in_doubt = Some(until);
+        }
+        (self.patch.in_flight, self.patch.taking_out) = (false, false);
+        for stage in self.stages.all_mut() {
+            stage.answers_lost();
+        }
+        if !matches!(self.claim.question, Some(StoreQuestion::AwaitFeed(_))) {
+            self.claim.question = None;
+        }
+    }
+
+    /// Adjusts waits and times after the clock was put back to `now`.
+    pub(super) fn clock_moved_back(&mut self, now: Timestamp) {
+        self.session.clock_moved_back(now);
+        for stage in self.stages.all_mut() {
+            stage.clock_moved_back(now);
+        }
+        self.patch.in_doubt = self.patch.in_doubt.map(|_| now + DOUBT);
+        self.patch.answered_at = self.patch.answered_at.map(|at| at.min(now));
+    }
+
     /// Reads the session and its times from the node as decisions see it.
     pub(super) fn observe(&mut self) {
         self.observed = self.view.as_ref().map(|view| {
@@ -223,6 +247,14 @@ impl NodeEntry {
     pub(super) fn dismissal(&self, fleet: &FleetState) -> Option<Dismissal> {
         let dropped_at = fleet.switches.dropped_at;
         dismissal(self.observed.as_ref()?, dropped_at, &self.session.times)
+    }
+
+    /// Returns whether the entry can be dropped once the node has no faults: the node is not in the
+    /// cluster, has no session, and awaits no answer.
+    pub(super) fn is_over(&self) -> bool {
+        let awaits =
+            self.patch.in_flight || self.stages.await_answer() || self.claim.question.is_some();
+        self.view.is_none() && !awaits && self.session.phase == Phase::Idle
     }
 
     /// Returns whether the node's annotations say that it is in service.

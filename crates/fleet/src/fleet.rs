@@ -14,73 +14,37 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use model::event::Record;
 use model::fault::{Change, Fault, FaultBook};
 use model::journal::EntryKind;
 use model::mode::Mode;
 use model::node::NodeView;
-use model::position::Position;
 use model::wakes::CLOCK_SLACK;
 use policy::Policy;
 use policy::assess::Desired;
 
-use crate::agenda::{Agenda, StoreQuestion};
-use crate::brake::{DOUBT, Hold, MOST_ALONE, NodeLabel};
+use crate::Effect;
+use crate::agenda::Agenda;
+use crate::brake::{DOUBT, Hold};
 use crate::devices::{DeviceInput, DeviceWatch, Devices};
-use crate::drain::DrainConfig;
 use crate::entry::NodeEntry;
 use crate::io::{FleetInput, Level};
 use crate::look::Look;
-use crate::remediation::RemediationConfig;
 use crate::session::{JournalNote, Phase, Session};
 use crate::state::FleetState;
 use crate::waiting::{BrakeState, SwitchState};
-use crate::{Effect, Owns};
 
 mod checkpoint;
+mod list;
+mod settings;
 mod show;
 mod situation;
 
 pub use checkpoint::{SavedState, Unsaved};
+use list::NodeList;
+pub use settings::Settings;
 pub use situation::Situation;
-
-/// Settings of a fleet, fixed while a process runs.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Mode: observe, dry run or act.
-    pub mode: Mode,
-    /// Nodes that no other gpuwarden speaks for.
-    pub owns: Owns,
-    /// True if there is a cluster; without one no effect changes anything.
-    pub cluster: bool,
-    /// Id of the store.
-    pub store: String,
-    /// Feed position of the last event that counts as history.
-    pub since: Position,
-    /// True if the brake is on. Without it only a pause holds nodes back.
-    pub brake: bool,
-    /// Label of GPU nodes. The brake's percentages refer to their number.
-    pub gpu_label: NodeLabel,
-    /// Configuration of drains; `None` leaves the pods of nodes that are out of service alone.
-    pub drain: Option<Arc<DrainConfig>>,
-    /// Configuration of remediation; `None` leaves drained nodes alone.
-    pub remediation: Option<Arc<RemediationConfig>>,
-    /// Age limit of a node's newest report: older faults are dropped once the cluster no longer
-    /// has the node.
-    pub retention: SignedDuration,
-    /// True if a node that flaps waits before it comes back. False where time only passes with
-    /// events, as in a replay: no event would end the wait.
-    pub returns_wait: bool,
-}
-
-/// A list of the nodes that is being delivered.
-#[derive(Debug)]
-struct Relisted {
-    /// Names of the nodes listed so far.
-    seen: BTreeSet<String>,
-    began: Timestamp,
-}
 
 /// All nodes of a cluster and the decisions about them; see the module.
 #[derive(Debug)]
@@ -90,7 +54,7 @@ pub struct Fleet {
     pub(crate) brake: BrakeState,
     pub(crate) agenda: Agenda,
     /// A list that is not complete yet.
-    relisted: Option<Relisted>,
+    list: Option<NodeList>,
 }
 
 // === impl Fleet ===
@@ -116,7 +80,7 @@ impl Fleet {
                 ..BrakeState::default()
             },
             agenda: Agenda::default(),
-            relisted: None,
+            list: None,
         }
     }
 
@@ -165,47 +129,49 @@ impl Fleet {
                 self.agenda.unsaved.nodes.insert(node.clone());
                 self.look_again_at(&node);
             }
-            FleetInput::Policy(policy) => self.policy_changed(policy),
-            FleetInput::Switches(switches) => self.switch(*switches),
-            FleetInput::ListBegun => self.list_begun(),
-            FleetInput::NodeObserved(view) => self.seen(view),
-            FleetInput::NodeGone(name) => self.gone(&name),
+            FleetInput::Policy(policy) => self.set_policy(policy),
+            FleetInput::Switches(switches) => self.set_switches(*switches),
+            FleetInput::ListBegun => {
+                self.list = Some(NodeList::begin(&mut self.nodes, now));
+            }
+            FleetInput::NodeObserved(view) => self.node_observed(view),
+            FleetInput::NodeGone(name) => self.node_gone(&name),
             FleetInput::Listed => self.list_complete(),
             FleetInput::AnswersLost => self.answers_lost(),
             FleetInput::Devices(input) => self.update_devices(input),
             FleetInput::NodePatched { node, answer } => {
-                self.on(&node, |look| look.patch_answered(answer));
+                self.with_look(&node, |look| look.patch_answered(answer));
             }
             FleetInput::RuleChanged { node, rule, result } => {
                 // The answer updates the rules even if the node is gone.
                 let result = result.map(|after| self.state.devices.rule_answered(&rule, after));
-                self.on(&node, |look| look.rule_answered(&rule, result));
+                self.with_look(&node, |look| look.rule_answered(&rule, result));
             }
             FleetInput::Pods { node, update } => {
-                self.on(&node, |look| look.pods_updated(update));
+                self.with_look(&node, |look| look.pods_updated(update));
             }
             FleetInput::PodAnswered { node, uid, answer } => {
-                self.on(&node, |look| look.removal_answered(&uid, answer));
+                self.with_look(&node, |look| look.removal_answered(&uid, answer));
             }
             FleetInput::Resource { node, name, update } => {
-                self.on(&node, |look| look.resource_updated(&name, update));
+                self.with_look(&node, |look| look.resource_updated(&name, update));
             }
             FleetInput::ResourceCreated { node, key, answer } => {
-                self.on(&node, |look| look.resource_created(&key, answer));
+                self.with_look(&node, |look| look.resource_created(&key, answer));
             }
             FleetInput::EventsFound { node, found } => {
-                self.on(&node, |look| look.events_found(found));
+                self.with_look(&node, |look| look.events_found(found));
             }
             FleetInput::EventsAppended { node, result } => {
-                self.on(&node, |look| look.events_appended(result));
+                self.with_look(&node, |look| look.events_appended(result));
             }
         }
     }
 
-    /// Runs `handle` for a node, if the node is known.
-    fn on(&mut self, node: &str, take: impl FnOnce(&mut Look<'_>)) {
-        if let Some(mut look) = self.look_at(node) {
-            take(&mut look);
+    /// Runs `handle` with the look at a node, if the node has an entry.
+    fn with_look(&mut self, node: &str, handle: impl FnOnce(&mut Look<'_>)) {
+        if let Some(mut look) = self.look(node) {
+            handle(&mut look);
         }
     }
 
@@ -221,11 +187,11 @@ impl Fleet {
         }
         if self.brake.pause_ends.is_some_and(|at| at <= now) {
             self.brake.pause_ends = None;
-            self.look_again_at_all();
+            self.agenda.look_again_at_all(self.nodes.keys());
             self.brake.mark_stale();
             self.agenda.view_changed = true;
         }
-        self.look();
+        self.look_at_marked();
         std::mem::take(&mut self.agenda.effects)
     }
 
@@ -300,19 +266,14 @@ impl Fleet {
         if by <= CLOCK_SLACK {
             return;
         }
-        self.log(
+        self.agenda.log(
             Level::Warn,
             None,
             format!("the clock was put back by {by:#}: what waits is tried now"),
         );
         let mut doubt = None;
         for entry in self.nodes.values_mut() {
-            entry.session.clock_moved_back(now);
-            for stage in entry.stages.all_mut() {
-                stage.clock_moved_back(now);
-            }
-            entry.patch.in_doubt = entry.patch.in_doubt.map(|_| now + DOUBT);
-            entry.patch.answered_at = entry.patch.answered_at.map(|at| at.min(now));
+            entry.clock_moved_back(now);
             doubt = doubt.or(entry.patch.in_doubt);
         }
         self.brake.doubt_ends = doubt;
@@ -321,47 +282,30 @@ impl Fleet {
         self.brake.mark_stale();
         let names: Vec<String> = self.nodes.keys().cloned().collect();
         for name in names {
-            self.look_at(&name)
+            self.look(&name)
                 .into_iter()
                 .for_each(|mut look| look.set_wake());
         }
-        self.look_again_at_all();
+        self.agenda.look_again_at_all(self.nodes.keys());
     }
 
-    fn entry(&mut self, name: &str) -> &mut NodeEntry {
+    /// Marks a node for another look. Returns its entry, which is created if missing.
+    fn look_again_at(&mut self, name: &str) -> &mut NodeEntry {
+        self.agenda.look_again_at(name);
         let entry = self.nodes.entry(name.to_owned());
         entry.or_insert_with(|| NodeEntry::new(self.state.now))
     }
 
-    /// Marks a node for another look.
-    fn look_again_at(&mut self, name: &str) {
-        self.entry(name);
-        self.agenda.look_again_at(name);
-    }
-
-    /// Handles the begin of a list.
-    fn list_begun(&mut self) {
-        // Changes that people made during the gap may have happened at any time in it.
-        for entry in self.nodes.values_mut() {
-            entry.session.watched = false;
-        }
-        self.relisted = Some(Relisted {
-            seen: BTreeSet::new(),
-            began: self.state.now,
-        });
-    }
-
     /// Handles the observed state of a node.
-    fn seen(&mut self, view: Arc<NodeView>) {
-        if let Some(list) = &mut self.relisted {
-            list.seen.insert(view.name.clone());
+    fn node_observed(&mut self, view: Arc<NodeView>) {
+        let name = view.name.clone();
+        if let Some(list) = &mut self.list {
+            list.listed.insert(name.clone());
         }
-        let (name, began) = (
-            view.name.clone(),
-            self.relisted.as_ref().map(|list| list.began),
-        );
-        self.entry(&name);
-        if let Some(mut look) = self.look_at(&name)
+        let began = self.list.as_ref().map(|list| list.began);
+        let entry = self.nodes.entry(name.clone());
+        entry.or_insert_with(|| NodeEntry::new(self.state.now));
+        if let Some(mut look) = self.look(&name)
             && look.update_view(view, began)
         {
             look.agenda.look_again_at(look.name);
@@ -370,53 +314,28 @@ impl Fleet {
 
     /// Handles the end of a list.
     fn list_complete(&mut self) {
-        let list = self.relisted.take();
-        let seen = list.map(|list| list.seen).unwrap_or_default();
+        let listed = self.list.take().map(|list| list.listed).unwrap_or_default();
         let gone: Vec<String> = self
             .nodes
             .iter()
-            .filter(|(name, entry)| entry.view.is_some() && !seen.contains(*name))
+            .filter(|(name, entry)| entry.view.is_some() && !listed.contains(*name))
             .map(|(name, _)| name.clone())
             .collect();
         for name in gone {
-            self.gone(&name);
+            self.node_gone(&name);
         }
         self.state.listed = true;
-        self.warn_of_nodes();
-        self.look_again_at_all();
+        if self.writes() {
+            list::warn(&self.state.settings.owns, &self.nodes, &mut self.agenda);
+        }
+        self.agenda.look_again_at_all(self.nodes.keys());
         self.agenda.view_changed = true;
     }
 
-    /// Warns, after a list, if the own node is missing, or too many nodes act for themselves.
-    fn warn_of_nodes(&mut self) {
-        let Owns::Node(own) = self.state.settings.owns.clone() else {
-            return;
-        };
-        if !self.writes() {
-            return;
-        }
-        if self.view(&own).is_none() {
-            let text = "the cluster has no node of this name: its faults cannot be acted on until \
-                        it appears; --node-name sets the name";
-            self.log(Level::Warn, Some(&own), text.to_owned());
-        }
-        let entries = self.nodes.values();
-        let nodes = entries.filter(|entry| entry.view.is_some()).count();
-        if nodes > MOST_ALONE {
-            let text = format!(
-                "each node acts for itself, and budgets do not hold what fails at the same \
-                 moment: in a cluster of more than {MOST_ALONE} nodes run `gpuwarden agent` on \
-                 them, and one `gpuwarden controller`; this one has {nodes}"
-            );
-            self.log(Level::Warn, None, text);
-        }
-    }
-
     /// Handles that the cluster no longer has a node.
-    fn gone(&mut self, name: &str) {
-        self.entry(name).remove_from_cluster();
+    fn node_gone(&mut self, name: &str) {
+        self.look_again_at(name).remove_from_cluster();
         self.brake.mark_stale();
-        self.look_again_at(name);
     }
 
     /// Handles a change of single devices.
@@ -433,32 +352,23 @@ impl Fleet {
                 "single devices cannot be tainted, and where one is faulty its node is taken out: \
                  {why}"
             );
-            self.log(Level::Warn, None, text);
+            self.agenda.log(Level::Warn, None, text);
         }
-        self.look_again_at_all();
+        self.agenda.look_again_at_all(self.nodes.keys());
     }
 
     /// Gives up all requests about nodes that are still unanswered: the answers were lost.
     fn answers_lost(&mut self) {
         let until = self.state.now + DOUBT;
         for entry in self.nodes.values_mut() {
-            if entry.patch.taking_out {
-                entry.patch.in_doubt = Some(until);
-            }
-            (entry.patch.in_flight, entry.patch.taking_out) = (false, false);
-            for stage in entry.stages.all_mut() {
-                stage.answers_lost();
-            }
-            if !matches!(entry.claim.question, Some(StoreQuestion::AwaitFeed(_))) {
-                entry.claim.question = None;
-            }
+            entry.answers_lost(until);
         }
         self.brake.add_doubt(Some(until));
-        self.look_again_at_all();
+        self.agenda.look_again_at_all(self.nodes.keys());
     }
 
     /// Sets the switches that people have set in the cluster.
-    fn switch(&mut self, switches: SwitchState) {
+    fn set_switches(&mut self, switches: SwitchState) {
         let before = std::mem::replace(&mut self.state.switches, switches);
         if before == self.state.switches {
             return;
@@ -470,7 +380,7 @@ impl Fleet {
             || repairs(now) != repairs(&before)
         {
             // Which faults count has changed, or whether remediation is paused.
-            self.look_again_at_all();
+            self.agenda.look_again_at_all(self.nodes.keys());
         }
         self.brake.pause_ends = self.state.switches.pause_ends(self.state.now);
         self.brake.mark_stale();
@@ -478,9 +388,9 @@ impl Fleet {
     }
 
     /// Sets the policy, and marks all nodes for another look.
-    fn policy_changed(&mut self, policy: Option<Arc<Policy>>) {
+    fn set_policy(&mut self, policy: Option<Arc<Policy>>) {
         let before = std::mem::replace(&mut self.state.policy, policy.clone());
-        self.look_again_at_all();
+        self.agenda.look_again_at_all(self.nodes.keys());
         self.brake.mark_stale();
         self.agenda.view_changed = true;
         let (Some(policy), Some(_)) = (policy, before) else {
@@ -503,18 +413,8 @@ impl Fleet {
         }
     }
 
-    /// Marks all nodes for another look.
-    fn look_again_at_all(&mut self) {
-        self.agenda.dirty.extend(self.nodes.keys().cloned());
-        self.agenda.unshown.extend(self.nodes.keys().cloned());
-    }
-
-    fn log(&mut self, level: Level, node: Option<&str>, text: String) {
-        self.agenda.log(level, node, text);
-    }
-
     /// Looks at all marked nodes.
-    pub(super) fn look(&mut self) {
+    pub(super) fn look_at_marked(&mut self) {
         // Decisions need the whole state: a missing fault or node would change them.
         let known = self.state.caught_up && self.state.listed && !self.state.awaits_devices();
         let Some(policy) = self.state.policy.clone().filter(|_| known) else {
@@ -523,7 +423,7 @@ impl Fleet {
         let mut looked_at = Vec::new();
         while let Some(name) = self.agenda.dirty.pop_first() {
             self.agenda.unshown.insert(name.clone());
-            let Some(mut look) = self.look_at(&name) else {
+            let Some(mut look) = self.look(&name) else {
                 self.agenda.effects.push(Effect::Decided(name));
                 continue;
             };
@@ -533,7 +433,10 @@ impl Fleet {
             if self.state.settings.mode.decides() {
                 looked_at.push(name.clone());
             }
-            self.forget_if_gone(&name);
+            let has_faults = !self.state.book.faults(&name).is_empty();
+            if !has_faults && self.nodes.get(&name).is_some_and(NodeEntry::is_over) {
+                self.nodes.remove(&name);
+            }
             self.agenda.effects.push(Effect::Decided(name));
         }
         self.step_waiting_nodes(&policy);
@@ -579,7 +482,7 @@ impl Fleet {
             let in_doubt = || stop.as_ref().filter(|_| !free);
             let hold = plan.held.get(name).or_else(in_doubt);
             let looked_at = looked_at.contains(name);
-            if let Some(mut look) = self.look_at(name) {
+            if let Some(mut look) = self.look(name) {
                 look.step_waiting(policy, hold, looked_at);
             }
         }
@@ -588,7 +491,7 @@ impl Fleet {
     }
 
     /// Returns the look at a node; `None` for a node without an entry.
-    pub(super) fn look_at<'a>(&'a mut self, name: &'a str) -> Option<Look<'a>> {
+    pub(super) fn look<'a>(&'a mut self, name: &'a str) -> Option<Look<'a>> {
         Some(Look {
             name,
             entry: self.nodes.get_mut(name)?,

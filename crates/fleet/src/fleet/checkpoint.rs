@@ -54,7 +54,7 @@ impl Fleet {
         self.brake.mark_stale();
         if self.writes() {
             for (name, sessions) in kept.sessions {
-                let entry = self.entry(&name);
+                let entry = self.look_again_at(&name);
                 for session in sessions {
                     entry.session = session.restored(now);
                 }
@@ -64,7 +64,7 @@ impl Fleet {
                 if reports != SavedReports::default() {
                     self.agenda.unsaved.nodes.insert(name.clone());
                 }
-                let entry = self.entry(&name);
+                let entry = self.look_again_at(&name);
                 let on_the_node = entry.session.on_the_node().map(str::to_owned);
                 let updates = entry.reports.restore(reports, on_the_node);
                 self.agenda

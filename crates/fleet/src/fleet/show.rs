@@ -52,31 +52,7 @@ impl Fleet {
 
     /// Returns the view of a node; `None` where there is nothing to show.
     pub fn status(&self, name: &str) -> Option<NodeStatus> {
-        self.shown(name)?.status()
-    }
-
-    /// Returns a node to be shown; `None` without an entry.
-    pub(super) fn shown<'a>(&'a self, name: &'a str) -> Option<Shown<'a>> {
-        Some(Shown {
-            name,
-            entry: self.nodes.get(name)?,
-            state: &self.state,
-        })
-    }
-
-    /// Drops the entry of a node that is not in the cluster, has no faults, and awaits no
-    /// answer.
-    pub fn forget_if_gone(&mut self, name: &str) {
-        let is_over = |entry: &&NodeEntry| {
-            let awaited = entry.patch.in_flight
-                || entry.stages.await_answer()
-                || entry.claim.question.is_some();
-            entry.view.is_none() && !awaited && entry.session.phase == Phase::Idle
-        };
-        let is_over = self.nodes.get(name).as_ref().is_some_and(is_over);
-        if is_over && self.state.book.faults(name).is_empty() {
-            self.nodes.remove(name);
-        }
+        Shown::of(self, name)?.status()
     }
 
     /// Returns the view of the brake, without the state of the circuit breaker, which is not
@@ -103,7 +79,16 @@ impl Fleet {
 
 // === impl Shown ===
 
-impl Shown<'_> {
+impl<'a> Shown<'a> {
+    /// Returns a node to be shown; `None` without an entry.
+    pub(super) fn of(fleet: &'a Fleet, name: &'a str) -> Option<Self> {
+        Some(Self {
+            name,
+            entry: fleet.nodes.get(name)?,
+            state: &fleet.state,
+        })
+    }
+
     /// Returns the view of the node; `None` where there is nothing to show.
     fn status(self) -> Option<NodeStatus> {
         let Self {

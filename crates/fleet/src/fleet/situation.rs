@@ -5,9 +5,11 @@ use std::borrow::Cow;
 use jiff::Timestamp;
 use model::device::NodeDevices;
 use model::fault::Fault;
+use model::mode::Mode;
 use policy::Policy;
 
-use super::{Fleet, Mode, Owns};
+use super::Fleet;
+use super::show::Shown;
 use crate::brake::Hold;
 use crate::session::{Observed, Session};
 
@@ -53,7 +55,7 @@ impl Fleet {
         let entry = self.nodes.get(node);
         Situation {
             node,
-            is_own: self.own().is_some_and(|own| own == node),
+            is_own: self.state.settings.owns.node() == Some(node),
             acting: self.state.settings.mode,
             observed: entry.and_then(|entry| entry.observed.as_ref()),
             faults: self.state.book.faults(node),
@@ -66,7 +68,7 @@ impl Fleet {
             foreign: entry.is_some_and(|entry| entry.claim.foreign.is_some()),
             on_our_node: entry.is_some_and(|entry| entry.claim.on_our_node),
             devices: self.state.devices_of(node),
-            awaits: (self.shown(node)).map_or_else(String::new, |shown| shown.awaits(None)),
+            awaits: Shown::of(self, node).map_or_else(String::new, |shown| shown.awaits(None)),
             store_unanswered: entry.is_some_and(|entry| entry.claim.unanswered),
             hold: entry.and_then(|entry| entry.hold.as_ref()),
             dropped_at: self.state.switches.dropped_at,
@@ -75,13 +77,7 @@ impl Fleet {
 
     /// Returns the names of all nodes with an entry, and of the own node.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.nodes.keys().chain(self.own()).map(String::as_str)
-    }
-
-    fn own(&self) -> Option<&String> {
-        match &self.state.settings.owns {
-            Owns::Node(own) => Some(own),
-            Owns::All => None,
-        }
+        let names = self.nodes.keys().map(String::as_str);
+        names.chain(self.state.settings.owns.node())
     }
 }

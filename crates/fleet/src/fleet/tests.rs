@@ -7,6 +7,7 @@ mod shown;
 use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
+use jiff::SignedDuration;
 use model::fault::MAX_OPEN_FAULTS_PER_NODE;
 use model::ownership::Ownership;
 use model::reporter::Reporter;
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::session::{Intent, Phase};
 use crate::world::{World, event, settings};
-use crate::{EventInStore, LIST_DELAY, PatchAnswer, Purpose};
+use crate::{EventInStore, LIST_DELAY, Owns, PatchAnswer, Purpose};
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
@@ -252,7 +253,7 @@ fn what_another_store_keeps_is_left_alone_whatever_is_known() {
         let metadata = json!({"name": "n1", "annotations": annotations});
         let view = NodeView::from_object(json!({ "metadata": metadata })).unwrap();
         let own = Ownership::read(&view);
-        let mut look = world.fleet.look_at("n1").unwrap();
+        let mut look = world.fleet.look("n1").unwrap();
         let claim = look.claim(own.as_ref());
         assert_eq!(claim, expected, "{owns} {store}");
         look.record_claim(own.as_ref(), claim);
@@ -298,7 +299,7 @@ fn a_list_may_go_back_but_not_behind_our_own_patch() {
     world.handle(applied(1_000));
     world.handle(applied(5));
     assert_eq!(known(&world), "1000", "late, and not from a list");
-    world.fleet.entry("n1").patch.answered_at = Some(world.now);
+    world.fleet.nodes.get_mut("n1").unwrap().patch.answered_at = Some(world.now);
     for (inputs, expected) in [
         (
             [FleetInput::ListBegun, applied(6), FleetInput::Listed],

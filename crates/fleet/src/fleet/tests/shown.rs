@@ -153,9 +153,9 @@ fn only_nodes_that_something_happened_to_are_shown_anew() {
 
     // The changes bypass the inputs, and would show only if all nodes were visited.
     for name in ["n1", "n2"] {
-        world.fleet.entry(name).session.failures = 7;
+        world.fleet.nodes.get_mut(name).unwrap().session.failures = 7;
     }
-    world.fleet.entry("n3").view = None;
+    world.fleet.nodes.get_mut("n3").unwrap().view = None;
     world.report_of("n4", false);
     let shown = world.fleet.show(&before, world.now);
     assert_eq!(shown.get(..2), Some(before.as_slice()));
@@ -279,8 +279,13 @@ fn a_node_that_another_gpuwarden_has_taken_out_is_shown_with_what_ends_that() {
 #[test]
 fn a_node_that_is_gone_is_held_back_by_nothing() {
     let mut world = faulty();
-    world.fleet.entry("n1").hold = Some(Hold::Tripped);
-    world.fleet.entry("n1").remove_from_cluster();
+    world.fleet.nodes.get_mut("n1").unwrap().hold = Some(Hold::Tripped);
+    world
+        .fleet
+        .nodes
+        .get_mut("n1")
+        .unwrap()
+        .remove_from_cluster();
     let notes = world.fleet.status("n1").unwrap().notes;
     assert_eq!(notes, ["the cluster has no node of this name"]);
 }
