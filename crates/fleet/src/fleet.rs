@@ -374,10 +374,11 @@ impl Fleet {
             return;
         }
         let now = &self.state.switches;
-        let repairs = |one: &SwitchState| one.pause.as_ref().filter(|pause| pause.repairs).cloned();
+        let remediation_pause =
+            |one: &SwitchState| one.pause.as_ref().filter(|pause| pause.repairs).cloned();
         if now.dropped_at != before.dropped_at
             || now.unread != before.unread
-            || repairs(now) != repairs(&before)
+            || remediation_pause(now) != remediation_pause(&before)
         {
             // Which faults count has changed, or whether remediation is paused.
             self.agenda.look_again_at_all(self.nodes.keys());

@@ -104,8 +104,8 @@ pub struct Session {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub returns: Vec<Timestamp>,
     /// Times of recent remediation attempts.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub repairs: Vec<Timestamp>,
+    #[serde(rename = "repairs", default, skip_serializing_if = "Vec::is_empty")]
+    pub remediations: Vec<Timestamp>,
     /// Time when the node may come back; `None` while it is to stay out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back_at: Option<Timestamp>,
@@ -312,7 +312,7 @@ impl Session {
 
     /// Returns whether nothing in the session is worth saving.
     pub fn is_blank(&self) -> bool {
-        let remembers = !(self.returns.is_empty() && self.repairs.is_empty());
+        let remembers = !(self.returns.is_empty() && self.remediations.is_empty());
         self.phase == Phase::Idle && !remembers && self.times.is_empty()
     }
 
@@ -344,7 +344,7 @@ impl Session {
         let is_new = self.is_unknown(&own);
         self.id = Some(own.session_id.clone());
         if let Some(remediation) = &own.mark.remediation {
-            self.repairs = remediation.times(now);
+            self.remediations = remediation.times(now);
         }
         if is_new {
             let returns = own.mark.returns.iter().copied();
@@ -362,7 +362,7 @@ impl Session {
     pub fn restored(mut self, now: Timestamp) -> Self {
         self.clock_moved_back(now);
         returns::record(&mut self.returns, [], now);
-        self.repairs
+        self.remediations
             .retain(|at| RemediationMark::remembers(*at, now));
         self
     }
@@ -386,7 +386,7 @@ impl Session {
         self.pending_since = self.pending_since.map(|since| since.min(now));
         self.back_at = self.back_at.map(|at| at.min(now + returns::LONGEST_WAIT));
         self.machines.clock_put_back(now);
-        for at in self.returns.iter_mut().chain(&mut self.repairs) {
+        for at in self.returns.iter_mut().chain(&mut self.remediations) {
             *at = (*at).min(now);
         }
     }

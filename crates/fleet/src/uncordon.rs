@@ -43,7 +43,9 @@ impl NodeEntry {
             return false;
         };
         if last.end.is_some() {
-            let validation = fleet.validates().is_some_and(|config| config.after_repair);
+            let validation = fleet
+                .validates()
+                .is_some_and(|config| config.after_remediation);
             let awaits = validation && !lists_validation(own) || self.is_awaited(fleet, last);
             return last.succeeded() && mark.person.is_none() && awaits;
         }

@@ -33,7 +33,7 @@ pub struct ValidationConfig {
     /// Time without a new fault that comes first.
     pub quiet: SignedDuration,
     /// True if nodes are validated after a remediation.
-    pub after_repair: bool,
+    pub after_remediation: bool,
     /// New nodes that are validated; `None` for none.
     pub new_nodes: Option<NewNodes>,
 }
@@ -62,8 +62,8 @@ pub enum Validation {
 pub(super) struct File {
     action: Option<Spanned<String>>,
     quiet_minutes: Option<Spanned<i64>>,
-    #[serde(default = "yes")]
-    after_repair: bool,
+    #[serde(rename = "afterRepair", default = "yes")]
+    after_remediation: bool,
     new_nodes_since: Option<Spanned<String>>,
     new_nodes_selector: Option<Spanned<String>>,
 }
@@ -146,7 +146,7 @@ impl ValidationConfig {
         Self {
             action: file.action.map(Spanned::into_inner),
             quiet: quiet.unwrap_or_default(),
-            after_repair: file.after_repair,
+            after_remediation: file.after_remediation,
             new_nodes,
         }
     }

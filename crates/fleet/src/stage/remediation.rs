@@ -198,7 +198,7 @@ impl RemediationState {
                 let quiet_until = waits_for_quiet(facts.state, facts.name);
                 quiet_until.map(|until| Blocker::Until(until, why.to_owned()))
             });
-        let earlier = mark.map_or(&facts.session.repairs, |mark| &mark.earlier);
+        let earlier = mark.map_or(&facts.session.remediations, |mark| &mark.earlier);
         if let Some(open) = mark.and_then(RemediationMark::under_way) {
             self.set_attempt(open);
         }

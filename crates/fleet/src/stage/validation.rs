@@ -142,10 +142,11 @@ fn reason_to_begin(facts: &Facts<'_>, desired: &Desired) -> Option<(Validation, 
         .any(|one| one.made.is_some());
     let validated = lists_validation(own);
     let ends = !facts.undone_by_person && !facts.state.book.misses_monitors(facts.name);
-    (config.after_repair && remediated && !validated && ends && own.takes_node_out()).then_some((
-        Validation::Return,
-        "the node was repaired: it is validated before it comes back",
-    ))
+    (config.after_remediation && remediated && !validated && ends && own.takes_node_out())
+        .then_some((
+            Validation::Return,
+            "the node was repaired: it is validated before it comes back",
+        ))
 }
 
 /// Returns until when a node must have no new fault before its validation Job begins.

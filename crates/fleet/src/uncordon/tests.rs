@@ -26,10 +26,10 @@ const RULES: [Uncordon; 3] = [
 enum Before {
     Nothing,
     /// The custom resource of its remediation exists, and its work has not begun.
-    RepairWaits,
-    RepairBegins,
-    RepairSucceeds,
-    RepairFails,
+    RemediationWaits,
+    RemediationBegins,
+    RemediationSucceeds,
+    RemediationFails,
     Validates,
     ValidationFails,
     /// The node boots, so many minutes ago.
@@ -44,10 +44,10 @@ impl Before {
     /// All events, each with whether machines uncordon at that time.
     const ALL: [(Self, bool); 16] = [
         (Self::Nothing, false),
-        (Self::RepairWaits, false),
-        (Self::RepairBegins, true),
-        (Self::RepairSucceeds, true),
-        (Self::RepairFails, false),
+        (Self::RemediationWaits, false),
+        (Self::RemediationBegins, true),
+        (Self::RemediationSucceeds, true),
+        (Self::RemediationFails, false),
         (Self::Validates, true),
         (Self::ValidationFails, false),
         (Self::Boots(0), true),
@@ -68,16 +68,16 @@ impl Before {
         fault(world);
         match self {
             Self::Nothing => looks(world, 4),
-            Self::RepairWaits => drop(until_made(world)),
-            Self::RepairBegins => {
+            Self::RemediationWaits => drop(until_made(world)),
+            Self::RemediationBegins => {
                 let open = until_made(world);
                 ends(world, &open, "SignalSent");
             }
-            Self::RepairSucceeds => {
+            Self::RemediationSucceeds => {
                 let open = until_made(world);
                 ends(world, &open, "NodeReady");
             }
-            Self::RepairFails => {
+            Self::RemediationFails => {
                 let open = until_made(world);
                 let object = world.resources.get_mut(&open.name).unwrap();
                 let failed = json!({"type": "AttemptComplete", "status": "True",
@@ -430,7 +430,7 @@ fn a_recovery_gives_back_what_a_machine_has_uncordoned() {
 #[test]
 fn what_was_repaired_is_validated_though_a_machine_has_uncordoned_it() {
     let mut world = world(Uncordon::default());
-    Before::RepairSucceeds.happens(&mut world);
+    Before::RemediationSucceeds.happens(&mut world);
     world["n1"].unschedulable = false;
     world.recovery(0);
     assert_eq!(until_made(&mut world).resource.kind, "Job");

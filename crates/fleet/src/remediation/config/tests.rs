@@ -272,7 +272,7 @@ fn the_example_of_a_validation_loads_and_makes_a_job_on_the_node() {
     let validation = config.validation.unwrap();
     assert_eq!(validation.action.as_deref(), Some("VALIDATE"));
     assert_eq!(
-        (validation.quiet.as_mins(), validation.after_repair),
+        (validation.quiet.as_mins(), validation.after_remediation),
         (5, true)
     );
     assert_eq!(validation.new_nodes, None);

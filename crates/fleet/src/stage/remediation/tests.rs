@@ -48,7 +48,7 @@ fn the_records_say_that_a_repair_was_tried_and_how_it_ended() {
 }
 
 /// Returns the settings of a controller that remediates.
-fn repairs() -> Settings {
+fn remediates() -> Settings {
     Settings {
         drain: Some(Arc::new(DrainConfig::default())),
         remediation: Some(Arc::new(RemediationConfig::builtin())),
@@ -63,7 +63,7 @@ fn world_with(settings: Settings) -> World {
 }
 
 fn world() -> World {
-    world_with(repairs())
+    world_with(remediates())
 }
 
 /// Reports a fault of a GPU with this recommended action. Returns the event's id.
@@ -376,7 +376,7 @@ fn what_does_not_help_asks_a_person_and_too_many_attempts_do() {
         world.recovery(0);
         world.settle();
         world.now += SignedDuration::from_hours(2);
-        assert_eq!(world.session().repairs.len(), index + 1);
+        assert_eq!(world.session().remediations.len(), index + 1);
     }
     fault(&mut world, 0, 24);
     world.restart(Restart::All);
@@ -575,7 +575,7 @@ fn one_that_cannot_be_made_is_tried_again_or_given_up() {
     world.settle_now();
     let [one] = attempts(&world).try_into().unwrap();
     assert_eq!((one.name, one.end), (format!("{name}-3"), None));
-    assert_eq!(world.session().repairs.len(), 1);
+    assert_eq!(world.session().remediations.len(), 1);
 }
 
 #[test]
@@ -622,7 +622,7 @@ fn who_ends_the_session_withdraws_the_repair() {
 fn a_dry_run_makes_nothing_and_says_what_it_would_make() {
     let mut world = world_with(Settings {
         mode: Mode::DryRun,
-        ..repairs()
+        ..remediates()
     });
     let before = world["n1"].clone();
     let id = fault(&mut world, 0, 24);
@@ -644,7 +644,7 @@ fn the_switch_can_be_taken_back_and_what_is_under_way_comes_to_its_end() {
     let name = begin(&mut world, 0, 24);
     world.settings = Settings {
         remediation: None,
-        ..repairs()
+        ..remediates()
     };
     world.restart(Restart::All);
     world.settle_now();
@@ -654,7 +654,7 @@ fn the_switch_can_be_taken_back_and_what_is_under_way_comes_to_its_end() {
     world.now += SignedDuration::from_hours(1);
     // Nothing new begins.
     assert!(world.look(Fate::Made).makes.is_empty());
-    world.settings = repairs();
+    world.settings = remediates();
     world.restart(Restart::All);
     until_made(&mut world);
     // An attempt without a resource is dropped.

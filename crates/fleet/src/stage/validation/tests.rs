@@ -127,7 +127,7 @@ fn checks(world: &World) -> Vec<(String, String)> {
         .collect()
 }
 
-fn repaired(world: &mut World) {
+fn remediated(world: &mut World) {
     fault(world);
     let reboot = until_made(world);
     assert_eq!(reboot.resource.kind, "RebootNode");
@@ -140,7 +140,7 @@ fn repaired(world: &mut World) {
 fn a_repaired_node_comes_back_once_its_job_has_succeeded() {
     let mut world = world("action = \"VALIDATE\"");
     let before = world["n1"].clone();
-    repaired(&mut world);
+    remediated(&mut world);
     let pending = [("NodeValidation".to_owned(), String::new())];
     assert_eq!(checks(&world), pending);
     let job = until_made(&mut world);
@@ -178,7 +178,7 @@ fn a_repaired_node_comes_back_once_its_job_has_succeeded() {
 #[test]
 fn a_validation_that_fails_is_a_fault_and_a_person_s() {
     let mut world = world("action = \"VALIDATE\"");
-    repaired(&mut world);
+    remediated(&mut world);
     let job = until_made(&mut world);
     ends(&mut world, &job, "Failed");
     let codes: Vec<String> = checks(&world).into_iter().map(|(_, code)| code).collect();
@@ -201,7 +201,7 @@ fn a_node_that_was_let_in_and_fails_at_once_is_validated_after_its_next_repair()
     let mut world = world("action = \"VALIDATE\"");
     let text = format!("uncordon = \"releases\"\n{DEFAULT_POLICY}");
     world.set_policy(&Policy::parse(&text, "p").unwrap());
-    repaired(&mut world);
+    remediated(&mut world);
     world["n1"].unschedulable = false;
     fault(&mut world);
     looks(&mut world, 4);
@@ -217,7 +217,7 @@ fn a_node_that_was_let_in_and_fails_at_once_is_validated_after_its_next_repair()
 #[test]
 fn nobody_but_gpuwarden_says_that_a_node_has_passed() {
     let mut world = world("action = \"VALIDATE\"");
-    repaired(&mut world);
+    remediated(&mut world);
     let pending = [("NodeValidation".to_owned(), String::new())];
     let root = Process { uid: 0, pid: None };
     for reporter in [
@@ -240,7 +240,7 @@ fn nobody_but_gpuwarden_says_that_a_node_has_passed() {
 #[test]
 fn a_job_that_does_not_run_asks_a_person() {
     let mut world = world("action = \"VALIDATE\"");
-    repaired(&mut world);
+    remediated(&mut world);
     until_made(&mut world);
     world.now += SignedDuration::from_mins(31);
     looks(&mut world, 3);
@@ -255,7 +255,7 @@ fn a_job_that_does_not_run_asks_a_person() {
 #[test]
 fn a_dry_run_lets_no_node_pass_and_who_validates_no_more_says_so() {
     let mut world = world("action = \"VALIDATE\"");
-    repaired(&mut world);
+    remediated(&mut world);
     until_made(&mut world);
     let acting = world.settings.clone();
     world.settings.mode = Mode::DryRun;
@@ -284,7 +284,7 @@ fn a_node_without_a_repair_comes_back_at_once() {
 #[test]
 fn a_new_fault_is_repaired_first_and_the_node_validated_once_more() {
     let mut world = world("action = \"VALIDATE\"");
-    repaired(&mut world);
+    remediated(&mut world);
     let job = until_made(&mut world);
     fault(&mut world);
     ends(&mut world, &job, "Complete");
@@ -303,7 +303,7 @@ fn a_new_fault_is_repaired_first_and_the_node_validated_once_more() {
 #[test]
 fn time_without_a_new_fault_is_enough_where_no_job_is_named() {
     let mut world = world("quietMinutes = 10");
-    repaired(&mut world);
+    remediated(&mut world);
     looks(&mut world, 5);
     assert!(world["n1"].unschedulable);
     world.now += SignedDuration::from_mins(11);
@@ -314,7 +314,7 @@ fn time_without_a_new_fault_is_enough_where_no_job_is_named() {
 #[test]
 fn a_job_begins_after_the_quiet_time() {
     let mut world = world("action = \"VALIDATE\"\nquietMinutes = 10");
-    repaired(&mut world);
+    remediated(&mut world);
     looks(&mut world, 5);
     assert!(
         world

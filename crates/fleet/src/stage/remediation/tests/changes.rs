@@ -225,7 +225,7 @@ impl Stage {
         let config = RemediationConfig::parse(CONFIG, "test", none).unwrap();
         let mut world = world_with(Settings {
             remediation: Some(Arc::new(config)),
-            ..repairs()
+            ..remediates()
         });
         match self {
             Self::Draining => {

@@ -40,7 +40,7 @@ fn world_with_pod() -> World {
     let config = RemediationConfig::parse(CONFIG, "test", none).unwrap();
     let mut world = world_with(Settings {
         remediation: Some(Arc::new(config)),
-        ..repairs()
+        ..remediates()
     });
     let pod = PodView {
         namespace: "jobs".to_owned(),
