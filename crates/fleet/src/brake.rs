@@ -407,7 +407,7 @@ impl NodeLabel {
         let parts = text.trim().split_once('=');
         let (key, value) = parts
             .filter(|(_, value)| !value.is_empty())
-            .ok_or("it is no label with its value, such as nvidia.com/gpu.present=true")?;
+            .ok_or("it is not a label with its value, such as nvidia.com/gpu.present=true")?;
         let checked = names::label_key(key).and_then(|()| names::label_value(value));
         checked.map_err(|error| error.to_string())?;
         let (key, value) = (key.to_owned(), value.to_owned());

@@ -157,8 +157,8 @@ impl Look<'_> {
             Level::Info,
             Some(self.name),
             format!(
-                "taking over the faults that the node lists and the store does not know, or no \
-                 more: {count}"
+                "taking over {count} faults that the node lists and the store does not have, or \
+                 has as history"
             ),
         );
         self.agenda.effects.push(Effect::Append {

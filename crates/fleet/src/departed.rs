@@ -53,7 +53,7 @@ pub(super) fn close_faults_of_gone_machine(look: &mut Look<'_>) -> bool {
     if closing.is_empty() {
         return true;
     }
-    let text = format!("{why}: {} faults of before are closed", closing.len());
+    let text = format!("{why}: its {} earlier faults are closed", closing.len());
     look.in_stages(|_, _, requests| requests.append(closing, Purpose::Close, text));
     false
 }

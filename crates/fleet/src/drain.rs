@@ -359,7 +359,7 @@ impl fmt::Display for Stay {
 impl fmt::Display for Next {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AskCheckpoint => f.write_str("is told to write a checkpoint"),
+            Self::AskCheckpoint => f.write_str("is asked to write a checkpoint"),
             Self::Checkpoint(until) => {
                 write!(
                     f,

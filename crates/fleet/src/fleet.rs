@@ -269,7 +269,7 @@ impl Fleet {
         self.agenda.log(
             Level::Warn,
             None,
-            format!("the clock was put back by {by:#}: what waits is tried now"),
+            format!("the clock was put back by {by:#}: all waits end"),
         );
         let mut doubt = None;
         for entry in self.nodes.values_mut() {

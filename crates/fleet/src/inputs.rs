@@ -70,7 +70,7 @@ impl Look<'_> {
             return;
         }
         let text = format!(
-            "the API server has taken the change, and the node does not have it: {}; an admission webhook or \
+            "the API server has accepted the change, but the node lacks {}; an admission webhook or \
              policy drops it; it is tried again",
             dropped.join(", ")
         );

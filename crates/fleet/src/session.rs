@@ -77,7 +77,7 @@ const CONFLICT_RETRY: (SignedDuration, SignedDuration) = (
 );
 
 /// Awaited once a person has been asked about a change.
-const ASKED: &str = "a person: the API server has not taken the change for over a minute; it is tried \
+const ASKED: &str = "a person: the API server has not accepted the change for over a minute; it is tried \
                      again every 30 s";
 
 /// Most doublings of a wait; every wait has reached its maximum by then.
@@ -420,7 +420,7 @@ impl Session {
     pub fn awaits_first(&self) -> Option<String> {
         if let Some(until) = self.left_until {
             return Some(format!(
-                "a person: something uncordons the node, or takes its taint, again and again; it is put back at \
+                "a person: something uncordons the node, or removes its taint, again and again; it is put back at \
                  {until:.0}"
             ));
         }

@@ -38,8 +38,8 @@ impl Pause {
             return None;
         }
         let pause: Self = serde_json::from_str(text).unwrap_or_else(|error| Self {
-            reason: format!("what stands in the ConfigMap is no pause ({error})"),
-            by: "an unknown hand".to_owned(),
+            reason: format!("the text in the ConfigMap is not a pause ({error})"),
+            by: "somebody unknown".to_owned(),
             since: Timestamp::UNIX_EPOCH,
             until: None,
             repairs: false,
@@ -92,7 +92,7 @@ mod tests {
         for text in ["yes", "{}", "{\"reason\": 5}", "null"] {
             let pause = Pause::read(text).unwrap();
             assert!(pause.holds(Timestamp::MAX), "{text}");
-            assert!(pause.to_string().contains("is no pause"), "{text}");
+            assert!(pause.to_string().contains("is not a pause"), "{text}");
         }
     }
 }

@@ -173,8 +173,8 @@ impl DrainConfig {
         {
             findings.at(
                 custom.span().start,
-                "customDrain: it stands beside userNamespaces and podDrainPolicies only with a \
-                 nodeSelector, which says which nodes are drained by it",
+                "customDrain: beside userNamespaces or podDrainPolicies it needs a nodeSelector, which \
+                 says which nodes are drained by it",
             );
         }
         let custom = custom_drain
@@ -235,7 +235,7 @@ impl DrainConfig {
             system: file.system_namespaces.and_then(|pattern| {
                 let regex = Regex::new(pattern.get_ref());
                 if let Err(error) = &regex {
-                    let what = format!("systemNamespaces is no regular expression: {error}");
+                    let what = format!("systemNamespaces is not a regular expression: {error}");
                     findings.at(pattern.span().start, &what);
                 }
                 regex.ok()
@@ -248,8 +248,8 @@ impl DrainConfig {
                         if namespaces.is_some() {
                             findings.at(
                                 policies.span().start,
-                                "podDrainPolicies and userNamespaces do not stand beside each \
-                                 other: a policy with namespace = \"*\" and podSelector says the same",
+                                "podDrainPolicies and userNamespaces exclude each other: a \
+                                 policy with namespace = \"*\" and podSelector says the same",
                             );
                         }
                         of_pods(policies.into_inner(), &mut findings)

@@ -219,15 +219,17 @@ impl CustomDrain {
         });
         let text = text.map_err(|error| error.to_string())?;
         let mut object: Value = serde_saphyr::from_str(&text)
-            .map_err(|error| format!("what it comes to is no YAML: {error}"))?;
-        let root = object.as_object_mut().ok_or("it is no object")?;
+            .map_err(|error| format!("the rendered text is not YAML: {error}"))?;
+        let root = object.as_object_mut().ok_or("it is not an object")?;
         let metadata = root.entry("metadata").or_insert_with(|| json!({}));
         let metadata = metadata
             .as_object_mut()
-            .ok_or("its metadata is no object")?;
+            .ok_or("its metadata is not an object")?;
         metadata.insert("name".to_owned(), json!(Self::name(node, id)));
         let labels = metadata.entry("labels").or_insert_with(|| json!({}));
-        let labels = labels.as_object_mut().ok_or("its labels are no object")?;
+        let labels = labels
+            .as_object_mut()
+            .ok_or("its labels are not an object")?;
         labels.insert(NODE_LABEL.to_owned(), json!(node));
         kind.check(&object)?;
         Ok(object)

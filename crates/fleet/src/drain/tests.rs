@@ -312,7 +312,7 @@ fn what_is_wrong_is_said_all_at_once_with_its_line() {
             &[
                 "d:1: evictionTimeoutInSeconds: a whole number of seconds from 1 to",
                 "d:2: deleteAfterTimeoutMinutes: a whole number of minutes from 0 to",
-                "d:3: systemNamespaces is no regular expression",
+                "d:3: systemNamespaces is not a regular expression",
                 "d:6: the mode \"Gently\" is unknown; it is Immediate,",
             ][..],
         ),
@@ -418,7 +418,7 @@ fn policies_of_pods_that_are_wrong_are_refused_with_their_place() {
         ),
         (policy("a", "app=(", "Immediate"), "podSelector"),
         (policy("a", "app", "Later"), "the mode \"Later\" is unknown"),
-        (good.clone() + namespaces, "do not stand beside each other"),
+        (good.clone() + namespaces, "exclude each other"),
         (
             good.replace("podSelector", "labelSelector"),
             "labelSelector",

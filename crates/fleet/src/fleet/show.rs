@@ -237,7 +237,7 @@ impl<'a> Shown<'a> {
         let mut notes = Vec::new();
         match self.in_cluster() {
             None if fleet.settings.cluster => notes.push(
-                "the cluster's nodes could not be read yet: what it has of this node is not known"
+                "the cluster's nodes could not be read yet: whether it has this node is not known"
                     .to_owned(),
             ),
             Some(false) => notes.push("the cluster has no node of this name".to_owned()),

@@ -283,7 +283,7 @@ impl Action {
         });
         let text = text.map_err(|error| error.to_string())?;
         let object: Value = serde_saphyr::from_str(&text)
-            .map_err(|error| format!("what it comes to is no YAML: {error}"))?;
+            .map_err(|error| format!("the rendered text is not YAML: {error}"))?;
         kind.check(&object)?;
         Ok(object)
     }
@@ -341,7 +341,7 @@ fn action(
     let scope = file.impacted_entity_scope.as_str();
     if !scope.is_empty() {
         if builtin && name != RecommendedAction::ComponentReset.as_str_name() {
-            wrong("impactedEntityScope stands at COMPONENT_RESET and at actions of your own only");
+            wrong("impactedEntityScope applies only to COMPONENT_RESET and to actions of your own");
         }
         if !SCOPES.contains(&scope) {
             let what = format!(

@@ -139,7 +139,7 @@ impl Plan<'_> {
             .checked_sub(self.config.max_attempts)?
             .checked_sub(1)?;
         let why = format!(
-            "{} repairs were tried within {} hours, as many as may be",
+            "{} repairs were tried within {} hours, the most allowed",
             times.len(),
             window.as_hours()
         );

@@ -282,7 +282,7 @@ action = "VALIDATE"
     node.end(Outcome::Succeeded, &again);
     assert_eq!(
         awaits(&node.decide(&again)),
-        "a person: 1 repairs were tried within 168 hours, as many as may be"
+        "a person: 1 repairs were tried within 168 hours, the most allowed"
     );
 }
 

@@ -140,7 +140,7 @@ fn attempt_state(open: &Attempt, input: &RemediationInput<'_>) -> AttemptState {
             None if now >= by && open.group == DIAGNOSTICS_GROUP => {
                 ended(Outcome::Failed, "it was not done in time")
             }
-            None => goes("does not come to its end"),
+            None => goes("does not end"),
         },
         ResourceObservation::Unknown
         | ResourceObservation::Absent

@@ -87,7 +87,7 @@ pub fn step(
         None => {
             let waits_since = (own.in_phase_since(now)).filter(|_| step.session.back_at.is_some());
             let since = waits_since.unwrap_or(now);
-            let why = own.with_cordon_before(node, "no open fault asks for it any more");
+            let why = own.with_cordon_before(node, "no open fault asks for it");
             step.enter(Phase::Releasing, desired, since, &why);
             step.give_back(node, own, marks, now);
         }
@@ -267,7 +267,7 @@ impl Step {
         if !session.asked && now.duration_since(since) >= DEADLINE {
             session.asked = true;
             let text = format!(
-                "{}: not taken by the API server for {} s, {} attempts failed; look at the API \
+                "{}: not accepted by the API server for {} s, {} attempts failed; look at the API \
                  server, at gpuwarden's permissions, and at admission webhooks and policies for nodes",
                 intent.name(),
                 now.duration_since(since).as_secs(),

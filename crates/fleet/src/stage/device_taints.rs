@@ -199,7 +199,7 @@ impl Stage for DeviceTaints {
         if !self.asked && now.duration_since(since) >= DEADLINE {
             self.asked = true;
             requests.call_attention(format!(
-                "device taints: not taken by the API server for {} s, {} attempts failed; look at the API \
+                "device taints: not accepted by the API server for {} s, {} attempts failed; look at the API \
                  server and at gpuwarden's permissions",
                 now.duration_since(since).as_secs(),
                 self.retry.failures

@@ -120,7 +120,7 @@ impl DrainState {
             let pod = pods.pods.values().find(|pod| pod.uid == uid);
             let pod = pod.map_or_else(|| uid.to_owned(), PodView::title);
             let what = if held {
-                "is not let go"
+                "is not evicted"
             } else {
                 "could not be removed"
             };

@@ -83,7 +83,7 @@ fn next_events(
         if desired.wanted() {
             return None; // The node is to be taken out of service.
         }
-        return gone("the node is in service by a person's word");
+        return gone("a person has put the node in service");
     };
     let counts = |id: &str| desired.events.iter().any(|one| one.event.id == id);
     if !lists_validation(own) {
@@ -99,7 +99,7 @@ fn next_events(
     // Other faults are remediated first, and an earlier validation does not count.
     let sound = !others.any(|fault| counts(&fault.event.id));
     let Some(config) = facts.state.validates() else {
-        return gone("nodes are not validated any more");
+        return gone("validation of nodes is switched off");
     };
     let Some(action) = &config.action else {
         // Quiet time alone is enough.

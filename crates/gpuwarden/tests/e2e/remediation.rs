@@ -260,7 +260,7 @@ async fn what_failed_for_now_is_made_again_and_for_good_asks_a_person() -> anyho
     repair.state("remediation-failed").await?;
     repair
         .scene
-        .told("attention", "the repair does not get on")
+        .told("attention", "the repair makes no progress")
         .await?;
     let patch = json!({"spec": {"unschedulable": null}});
     repair.scene.patch(patch).await?;

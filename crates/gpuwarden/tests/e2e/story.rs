@@ -228,7 +228,7 @@ async fn a_fault_ends_in_a_node_as_it_was_before_and_one_page_tells_it_all() -> 
         .awaits(&format!("a pod to leave: {late}/a is waited for until 2"))
         .await?;
     story.is_late().await?;
-    let refused = format!("pod {late}/a is not let go");
+    let refused = format!("pod {late}/a is not evicted");
     drain.scene.told("answer", &refused).await?;
     assert!(drain.is_there(&late).await?);
     assert!(story.made().await?.is_empty(), "its pods leave first");

@@ -114,7 +114,7 @@ async fn a_provider_that_throttles_is_asked_again_and_where_it_refuses_a_person_
             &format!("RebootNode {name} has failed: "),
             "PERMISSION_DENIED: not for you",
             &format!("repair 2: RebootNode {name}-2 (RESTART_BM)"),
-            "the repair does not get on: no repair is left to be tried",
+            "the repair makes no progress: no repair is left to be tried",
             "repair the node by hand, and release it",
             "awaited   a person: no repair is left",
         ])

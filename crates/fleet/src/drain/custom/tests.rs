@@ -165,7 +165,7 @@ fn what_is_wrong_with_it_is_said_at_the_start() {
         (
             modes,
             TEMPLATE,
-            "stands beside userNamespaces and podDrainPolicies only with a nodeSelector",
+            "beside userNamespaces or podDrainPolicies it needs a nodeSelector",
         ),
         (
             format!("{TABLE}\nnodeSelector = \"pool in\"\n"),
@@ -178,7 +178,7 @@ fn what_is_wrong_with_it_is_said_at_the_start() {
             "/etc/drain-template/drain.yaml:1:",
         ),
         (TABLE.to_owned(), "kind: Other", "its apiVersion is \"\""),
-        (TABLE.to_owned(), "- a", "it is no object"),
+        (TABLE.to_owned(), "- a", "it is not an object"),
     ] {
         let said = parse(&text, template).unwrap_err();
         assert!(said.contains(why), "{why}: {said}");

@@ -131,7 +131,7 @@ fn a_member_that_is_not_ready_is_waited_for_while_another_works() {
 #[test]
 fn a_pod_that_asks_for_it_has_time_to_write_a_checkpoint() {
     let launcher = || pod("l", "launcher", "");
-    let told = "Immediate: is told to write a checkpoint";
+    let told = "Immediate: is asked to write a checkpoint";
     let has_time =
         "Immediate: is waited for until its checkpoint is written, or 1970-01-01T00:10:00Z";
     for (pod, minute, expected) in [
@@ -175,7 +175,7 @@ fn a_pod_that_asks_for_it_has_time_to_write_a_checkpoint() {
 #[test]
 fn no_member_is_evicted_before_all_that_ask_have_had_their_time() {
     let quiet = || pod("a", "launcher", "g");
-    let told = "Immediate: is told to write a checkpoint";
+    let told = "Immediate: is asked to write a checkpoint";
     let waits = "Immediate: is waited for until its checkpoint is written, or 1970-01-01T00:10:00Z";
     let other = |requested, done| asks(pod("b", "launcher", "g"), requested, done);
     assert_eq!(next(&[quiet(), other(None, None)], BEGUN, 0), [waits, told]);

@@ -182,7 +182,7 @@ fn what_is_wrong_is_said_with_its_line() {
         (
             "supersedingEquivalenceGroups = []",
             "impactedEntityScope = \"GPU_UUID\"",
-            "impactedEntityScope stands at COMPONENT_RESET",
+            "impactedEntityScope applies only to COMPONENT_RESET",
         ),
         (
             "supersedingEquivalenceGroups = []",
@@ -237,7 +237,7 @@ fn what_is_wrong_is_said_with_its_line() {
         (
             "apiVersion: {{ .ApiGroup }}",
             "apiVersion: [{{ .ApiGroup }}",
-            "is no YAML",
+            "is not YAML",
         ),
     ];
     for (from, to, text) in table {

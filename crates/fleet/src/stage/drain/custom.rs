@@ -291,7 +291,7 @@ impl DrainState {
             Some(why) if state.refused || now >= made_by => {
                 Some(format!("{title} cannot be made: {why}"))
             }
-            _ if now >= ends_by => Some(format!("{title} does not come to its end")),
+            _ if now >= ends_by => Some(format!("{title} does not end")),
             _ => None,
         };
         let there = matches!(state.object.state, DrainResource::There(_));
@@ -314,7 +314,7 @@ impl DrainState {
         pods.set_stuck(stuck.as_deref(), requests);
         if let Some(stuck) = stuck.filter(|_| is_new) {
             requests.call_attention(format!(
-                "the drain does not get on: {stuck}; see to it by hand, or release the node"
+                "the drain makes no progress: {stuck}; fix it by hand, or release the node"
             ));
         }
     }

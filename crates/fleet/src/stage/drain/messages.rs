@@ -66,7 +66,7 @@ impl NodePods {
         self.set_stuck(stuck.as_deref(), requests);
         if let Some(stuck) = stuck.filter(|_| is_new) {
             requests.call_attention(format!(
-                "the drain does not get on: {stuck}; end the pods by hand, or release the node"
+                "the drain makes no progress: {stuck}; end the pods by hand, or release the node"
             ));
         }
     }

@@ -277,7 +277,9 @@ fn a_budget_holds_its_pod_alone_and_a_person_is_asked_once() {
     assert!((30..60).contains(&tries), "{tries}");
     assert_eq!(
         asked,
-        ["the drain does not get on: now/a: its budget; end the pods by hand, or release the node"]
+        [
+            "the drain makes no progress: now/a: its budget; end the pods by hand, or release the node"
+        ]
     );
     assert!(
         awaits(&world).ends_with("Immediate (its budget)"),
@@ -322,7 +324,7 @@ fn pods_that_cannot_be_read_ask_a_person_also_before_the_drain_has_begun() {
         let [once] = asked.as_slice() else {
             panic!("begun: {begun}: {asked:?}");
         };
-        let says = "the drain does not get on: its pods cannot be read: 403";
+        let says = "the drain makes no progress: its pods cannot be read: 403";
         assert!(once.starts_with(says), "{once}");
         // Once the pods are read the drain continues, and no person is needed.
         world.list_pods();

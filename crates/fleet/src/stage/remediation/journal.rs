@@ -62,18 +62,18 @@ impl RemediationState {
         let was = before.state();
         if mark.state().is_none() && was.is_some_and(|was| begun.contains(&was)) {
             let text = match &self.awaits {
-                Some(awaits) => format!("no repair goes on now; awaited is {awaits}"),
+                Some(awaits) => format!("no repair is under way; awaited: {awaits}"),
                 None if facts.state.settings.remediation.is_none() => {
-                    "no repair goes on: repairs are switched off".to_owned()
+                    "no repair is under way: repairs are switched off".to_owned()
                 }
-                None => "no repair goes on: the faults that are open ask for none now".to_owned(),
+                None => "no repair is under way: no open fault asks for one".to_owned(),
             };
             requests.journal(JournalNote::new(EntryKind::Session, text), None);
         }
         let asked = before.person.map(|one| one.why);
         if let Some(person) = mark.person.filter(|one| asked.as_ref() != Some(&one.why)) {
             requests.call_attention(format!(
-                "the repair does not get on: {}; repair the node by hand, and release it",
+                "the repair makes no progress: {}; repair the node by hand, and release it",
                 person.why
             ));
         }

@@ -340,7 +340,7 @@ fn what_failed_for_now_is_tried_again_and_what_failed_for_good_is_not() {
             .collect();
         assert_eq!(asked.len(), 1, "{asked:?}");
         assert!(
-            asked[0].starts_with("the repair does not get on: "),
+            asked[0].starts_with("the repair makes no progress: "),
             "{asked:?}"
         );
         world.now += SignedDuration::from_hours(1);
@@ -385,7 +385,7 @@ fn what_does_not_help_asks_a_person_and_too_many_attempts_do() {
     assert_eq!(world.phase(), Phase::RemediationFailed);
     assert_eq!(
         awaits(&world),
-        "a person: 5 repairs were tried within 168 hours, as many as may be"
+        "a person: 5 repairs were tried within 168 hours, the most allowed"
     );
     assert!(attempts(&world).is_empty());
     // A week later there is room again.
@@ -440,7 +440,7 @@ fn a_resource_that_hangs_vanishes_or_cannot_be_read_has_its_end() {
     world.now += SignedDuration::from_mins(61);
     world.settle_now();
     assert_eq!(world.phase(), Phase::RemediationFailed);
-    assert!(awaits(&world).contains("does not come to its end"));
+    assert!(awaits(&world).contains("does not end"));
     set(&mut world, &name, done());
     world.settle_now();
     assert_eq!(world.phase(), Phase::Remediated);

@@ -245,7 +245,7 @@ fn a_job_that_does_not_run_asks_a_person() {
     world.now += SignedDuration::from_mins(31);
     looks(&mut world, 3);
     assert!(
-        awaits(&world).contains("does not come to its end"),
+        awaits(&world).contains("does not end"),
         "{}",
         awaits(&world)
     );

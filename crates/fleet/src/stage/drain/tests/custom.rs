@@ -221,7 +221,7 @@ fn one_that_does_not_end_asks_a_person_and_is_not_called_drained() {
     let asked: Vec<&str> = asked.map(|note| note.text.as_str()).collect();
     let name = &planned.name;
     let expected = format!(
-        "the drain does not get on: DrainRequest {name} does not come to its end; see to it by hand, \
+        "the drain makes no progress: DrainRequest {name} does not end; fix it by hand, \
          or release the node"
     );
     assert_eq!(asked, [expected]);

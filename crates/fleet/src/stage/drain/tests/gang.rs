@@ -39,7 +39,7 @@ fn a_gang_writes_its_checkpoint_before_any_of_it_is_evicted_through_restarts() {
             looked
                 .notes
                 .iter()
-                .any(|one| one.text == "pod now/b is told to write a checkpoint")
+                .any(|one| one.text == "pod now/b is asked to write a checkpoint")
         );
         // The checkpoint is requested once.
         assert!(world.look(PatchFate::Made).checkpoints.is_empty());

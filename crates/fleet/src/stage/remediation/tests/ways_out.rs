@@ -26,7 +26,7 @@ fn a_repair_that_nothing_asks_for_any_more_is_not_waited_for() {
                 fault(&mut world, 0, 0);
             }
             let said = said(&mut world, EntryKind::Session);
-            let text = "no repair goes on: the faults that are open ask for none now";
+            let text = "no repair is under way: no open fault asks for one";
             assert!(said.iter().any(|one| one == text), "{reason}: {said:?}");
             // The rest waits like a node whose faults never asked for remediation.
             let is = (world.phase(), state(&world));
@@ -87,7 +87,7 @@ fn a_repair_that_is_held_back_is_not_called_one_that_nothing_asks_for() {
     world["n1"].labels.insert(label, "false".to_owned());
     world.now += SignedDuration::from_hours(2);
     let said = said(&mut world, EntryKind::Session).concat();
-    assert!(said.contains("no repair goes on now; awaited is"), "{said}");
+    assert!(said.contains("no repair is under way; awaited:"), "{said}");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_person_is_asked_beside_what_is_waited_for() {
         assert_eq!(
             said(&mut world, EntryKind::Attention),
             [format!(
-                "the repair does not get on: {SUPPORT}; repair the node by hand, and release it"
+                "the repair makes no progress: {SUPPORT}; repair the node by hand, and release it"
             )]
         );
         let is = (world.phase(), state(&world));
