@@ -123,8 +123,8 @@ mod tests {
         let why = read(text, end - 7 * 86_400 - 1).unwrap_err();
         assert!(why.contains("168 hours from now are the most"), "{why}");
         let bare = r#"{"until":"1970-01-10T00:00:00Z"}"#;
-        let said = read(bare, end - 1).unwrap().unwrap();
-        assert_eq!(said, "the veto of somebody until 1970-01-10T00:00:00Z");
+        let shown = read(bare, end - 1).unwrap().unwrap();
+        assert_eq!(shown, "the veto of somebody until 1970-01-10T00:00:00Z");
     }
 
     #[test]

@@ -7,39 +7,23 @@ use std::sync::Arc;
 
 use contract::{Entity, HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
-use model::attempt::Attempt;
-use model::device::test_util::slice;
-use model::device::{Rule, RuleChange};
+use model::device::Rule;
 use model::event::{Record, normalise};
-use model::journal::Entry;
 use model::mode::Mode;
-use model::node::{NodeChange, NodeTaint, NodeView, Taint};
+use model::node::{NodeTaint, NodeView, Taint};
 use model::position::Position;
 use policy::Policy;
 use policy::assess::Desired;
 use serde_json::{Value, json};
 
-use super::{
-    DeviceInput, DeviceWatch, Effect, EventInStore, EventReason, Fleet, FleetInput, Owns,
-    PatchAnswer, Planned, PlannedCheckpoint, PlannedRemoval, PlannedResource, PlannedRule,
-    PodUpdate, Purpose, ResourceUpdate, SavedState, Settings,
-};
+use super::{Fleet, FleetInput, Owns, SavedState, Settings};
 use crate::brake::NodeLabel;
 use crate::drain::PodView;
-use crate::session::{Failure, Intent, Patch, Phase, Session};
-use crate::status::StatusUpdate;
+use crate::session::{Phase, Session};
 
-/// Outcome of a patch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
-    Made,
-    Conflict,
-    Refused,
-    /// An admission policy drops all of it; the answer says that it was made.
-    Dropped,
-    /// An admission policy drops cordons and new taints; the answer says that it was made.
-    Stripped,
-}
+mod look;
+
+pub(crate) use look::{Fate, LookEffects, stripped};
 
 /// State that a restarted controller starts from, beside the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,29 +34,6 @@ pub(crate) enum Restart {
     Events,
     /// No saved state and no events.
     Nothing,
-}
-
-/// Effects of a look at the nodes.
-#[derive(Debug, Default)]
-pub(crate) struct Looked {
-    pub(crate) patches: Vec<Planned>,
-    pub(crate) notes: Vec<Entry>,
-    /// Changes of rules, which are made at once.
-    pub(crate) rules: Vec<RuleChange>,
-    /// Pods to be removed; never answered.
-    pub(crate) removals: Vec<PlannedRemoval>,
-    /// Pods asked to write a checkpoint; never answered.
-    pub(crate) checkpoints: Vec<PlannedCheckpoint>,
-    pub(crate) waits: Vec<(&'static str, String)>,
-    /// Begin of the drain for each of `waits`.
-    pub(crate) waits_since: Vec<Timestamp>,
-    /// Custom resources to be created; never answered.
-    pub(crate) makes: Vec<PlannedResource>,
-    /// Attempts whose custom resources are withdrawn.
-    pub(crate) withdrawn: Vec<Attempt>,
-    pub(crate) statuses: Vec<StatusUpdate>,
-    /// Purposes of appended events.
-    pub(crate) appended: Vec<Purpose>,
 }
 
 pub(crate) struct World {
@@ -132,7 +93,7 @@ impl World {
 
     /// Restarts the controller with some of its state.
     pub(crate) fn restart(&mut self, with: Restart) {
-        let kept = (with == Restart::All).then(|| self.kept());
+        let kept = (with == Restart::All).then(|| self.saved_state());
         if with == Restart::Nothing {
             self.stored.clear();
         }
@@ -140,7 +101,7 @@ impl World {
     }
 
     /// Returns what the controller would save of `n1` now, as read back.
-    pub(crate) fn kept(&self) -> SavedState {
+    pub(crate) fn saved_state(&self) -> SavedState {
         let saved = serde_json::to_string(&self.fleet.sessions_to_keep("n1")).unwrap();
         let sessions: Vec<Session> = serde_json::from_str(&saved).unwrap();
         let saved = serde_json::to_string(self.fleet.book()).unwrap();
@@ -184,13 +145,13 @@ impl World {
         self.handle(FleetInput::ListBegun);
         let names: Vec<String> = self.nodes.keys().cloned().collect();
         for name in names {
-            self.see(&name);
+            self.deliver_node(&name);
         }
         self.handle(FleetInput::Listed);
     }
 
     /// Delivers the current state of a node.
-    pub(crate) fn see(&mut self, name: &str) {
+    pub(crate) fn deliver_node(&mut self, name: &str) {
         let view = self.view(name);
         self.handle(FleetInput::NodeObserved(view));
     }
@@ -305,226 +266,6 @@ impl World {
         id
     }
 
-    /// Looks at the node a second later.
-    pub(crate) fn look(&mut self, fate: Fate) -> Looked {
-        self.tick();
-        self.see("n1");
-        self.look_unseen(fate)
-    }
-
-    /// Decides about the node in its last observed state.
-    pub(crate) fn look_unseen(&mut self, fate: Fate) -> Looked {
-        let looked = self.decide();
-        let wake = self.fleet.wake_at();
-        assert!(
-            wake.is_none_or(|at| at > self.now),
-            "looked at for ever: {wake:?}"
-        );
-        if let Some(patch) = looked.patch() {
-            let answer = match fate {
-                Fate::Made => {
-                    self["n1"] = self["n1"].after(&patch.change);
-                    PatchAnswer::Made(self.view("n1"))
-                }
-                Fate::Dropped => PatchAnswer::Made(self.view("n1")),
-                Fate::Stripped => {
-                    self["n1"] = self["n1"].after(&stripped(patch.change));
-                    PatchAnswer::Made(self.view("n1"))
-                }
-                Fate::Conflict => PatchAnswer::Conflict,
-                Fate::Refused => PatchAnswer::Refused { retry_after: None },
-            };
-            let node = "n1".to_owned();
-            self.handle(FleetInput::NodePatched { node, answer });
-        }
-        looked
-    }
-
-    /// Decides, and answers questions to the store, until there are none.
-    pub(crate) fn decide(&mut self) -> Looked {
-        let mut looked = Looked::default();
-        for _ in 0..10 {
-            let mut asked = false;
-            for effect in self.fleet.decide(self.now) {
-                match effect {
-                    Effect::PatchNode(planned) => looked.patches.push(*planned),
-                    Effect::Journal(entry, _) => looked.notes.push(entry),
-                    Effect::ChangeRule(planned) => {
-                        looked.rules.push(planned.change.clone());
-                        if !self.loses_rules {
-                            self.change_rule(&planned);
-                        }
-                    }
-                    Effect::RemovePod(planned) => looked.removals.push(*planned),
-                    Effect::RequestCheckpoint(planned) => looked.checkpoints.push(*planned),
-                    Effect::EmitEvent {
-                        since,
-                        reason,
-                        message,
-                        ..
-                    } if reason != EventReason::QuarantineUndone => {
-                        looked.waits.push((reason.name(), message));
-                        looked.waits_since.push(since);
-                    }
-                    Effect::CreateResource(planned) => looked.makes.push(*planned),
-                    Effect::DeleteResource { attempt, .. } => looked.withdrawn.push(*attempt),
-                    Effect::WatchResource { name, watch, .. } => {
-                        if watch {
-                            asked = true;
-                            self.watched.insert(name);
-                            self.tell_of_resource();
-                        } else {
-                            self.watched.remove(&name);
-                        }
-                    }
-                    Effect::WatchPods { watch, .. } => {
-                        self.watches_pods = watch;
-                        if watch {
-                            asked = true;
-                            self.list_pods();
-                        }
-                    }
-                    Effect::Status(status) => looked.statuses.push(status),
-                    Effect::LookUp { node, ids } => {
-                        asked = true;
-                        let found = ids.into_iter().map(|id| (id.clone(), self.in_store(&id)));
-                        let found = Some(found.collect());
-                        self.handle(FleetInput::EventsFound { node, found });
-                    }
-                    Effect::Append {
-                        node,
-                        events,
-                        purpose,
-                    } => {
-                        asked = true;
-                        looked.appended.push(purpose);
-                        for (event, created_at) in events {
-                            self.store(event, created_at);
-                        }
-                        let result = Ok(Some(Position::from(self.stored.len() as u64)));
-                        self.handle(FleetInput::EventsAppended { node, result });
-                    }
-                    _ => {}
-                }
-            }
-            if !asked {
-                return looked;
-            }
-        }
-        panic!("the store is asked for ever");
-    }
-
-    /// Changes a rule as the API server would: a conflict if it differs from the observed
-    /// version.
-    fn change_rule(&mut self, planned: &PlannedRule) {
-        let PlannedRule { node, change, .. } = planned;
-        let rule = change.rule_name();
-        let seen = match change {
-            RuleChange::Create(_) => None,
-            RuleChange::Update(rule, _) | RuleChange::Delete(rule) => Some(&rule.resource_version),
-        };
-        let is = self.rules.get(&rule).map(|rule| &rule.resource_version);
-        let result = if is == seen {
-            let version = is.map_or(0, |is| is.parse::<u64>().unwrap()) + 1;
-            let after = change.after().map(|after| Rule {
-                resource_version: version.to_string(),
-                ..after
-            });
-            match after.clone() {
-                Some(after) => drop(self.rules.insert(rule.clone(), after)),
-                None => drop(self.rules.remove(&rule)),
-            }
-            Ok(after.map(Box::new))
-        } else {
-            Err(Failure::Conflict)
-        };
-        let node = node.clone();
-        self.handle(FleetInput::RuleChanged { node, rule, result });
-    }
-
-    /// Delivers the current state of the watched custom resources.
-    pub(crate) fn tell_of_resource(&mut self) {
-        for name in self.watched.clone() {
-            let update = match self.resources.get(&name) {
-                Some(object) => ResourceUpdate::There(Box::new(object.clone())),
-                None => ResourceUpdate::Absent,
-            };
-            let node = "n1".to_owned();
-            self.handle(FleetInput::Resource { node, name, update });
-        }
-    }
-
-    /// Delivers a list of the pods of `n1`.
-    pub(crate) fn list_pods(&mut self) {
-        self.tell(PodUpdate::ListBegun);
-        for pod in self.pods.clone().into_values() {
-            self.tell(PodUpdate::Observed(Box::new(pod)));
-        }
-        self.tell(PodUpdate::Listed);
-    }
-
-    /// Delivers a change of the pods of `n1`.
-    pub(crate) fn tell(&mut self, update: PodUpdate) {
-        let node = "n1".to_owned();
-        self.handle(FleetInput::Pods { node, update });
-    }
-
-    /// Delivers all rules, and a slice with the GPUs of `n1`.
-    pub(crate) fn see_devices(&mut self, gpus: u8) {
-        let slice = slice("n1", gpus);
-        self.handle(FleetInput::Devices(DeviceInput::Slice(
-            "s".into(),
-            Some(slice),
-        )));
-        for (name, rule) in self.rules.clone() {
-            let rule = DeviceInput::Rule(name, Some(Box::new(rule)));
-            self.handle(FleetInput::Devices(rule));
-        }
-        self.handle(FleetInput::Devices(DeviceInput::Watch(DeviceWatch::Known)));
-    }
-
-    /// Returns the rules, as `device taint`.
-    pub(crate) fn tainted(&self) -> Vec<String> {
-        let rules = self.rules.values().map(|rule| &rule.spec);
-        let mut tainted: Vec<String> = rules
-            .map(|spec| format!("{} {}", spec.device.name, spec.taint))
-            .collect();
-        tainted.sort();
-        tainted
-    }
-
-    fn in_store(&self, id: &str) -> EventInStore {
-        if self.stored.iter().any(|record| record.id == id) {
-            EventInStore::Current
-        } else {
-            EventInStore::Missing
-        }
-    }
-
-    /// Looks until nothing is to be done now. Returns the intents of the patches.
-    pub(crate) fn settle_now(&mut self) -> Vec<Intent> {
-        let mut intents = Vec::new();
-        for _ in 0..10 {
-            match self.look(Fate::Made).patch() {
-                Some(patch) => intents.push(patch.intent),
-                None if self.session().not_before.is_none() => return intents,
-                None => self.now = self.now.max(self.session().not_before.unwrap()),
-            }
-        }
-        panic!("does not settle: {intents:?} {:?}", self.session());
-    }
-
-    /// Looks until nothing is left to do, however long it has to wait. Returns the intents of
-    /// the patches.
-    pub(crate) fn settle(&mut self) -> Vec<Intent> {
-        let mut intents = self.settle_now();
-        while let Some(at) = self.session().waits_until() {
-            self.now = self.now.max(at);
-            intents.extend(self.settle_now());
-        }
-        intents
-    }
-
     pub(crate) fn foreign_taint(&mut self, key: &str) {
         self.taint(key, "");
     }
@@ -544,24 +285,6 @@ impl World {
 
     pub(crate) fn annotate(&mut self, key: &str, text: impl Into<String>) {
         self["n1"].annotations.insert(key.to_owned(), text.into());
-    }
-}
-
-/// Returns the part of a change that passes an admission policy which removes cordons and new
-/// taints.
-pub(crate) fn stripped(change: NodeChange) -> NodeChange {
-    NodeChange {
-        unschedulable: change.unschedulable.filter(|cordon| !cordon),
-        add_taints: Vec::new(),
-        ..change
-    }
-}
-
-impl Looked {
-    /// Returns the patch of a single node.
-    pub(crate) fn patch(&self) -> Option<Patch> {
-        let patch = |planned: &Planned| planned.patch.clone();
-        self.patches.last().map(patch)
     }
 }
 

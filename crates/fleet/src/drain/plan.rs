@@ -248,7 +248,7 @@ mod tests {
             facts("other/x", 2, 3),
         ];
         let plan = plan("n1", pods, None, Ok(BEGUN), &config, Timestamp::UNIX_EPOCH);
-        let told: Vec<(String, &str, f64)> = (plan.pods.iter())
+        let planned: Vec<(String, &str, f64)> = (plan.pods.iter())
             .map(|pod| {
                 (
                     format!("{}/{}", pod.namespace, pod.name),
@@ -258,12 +258,12 @@ mod tests {
             })
             .collect();
         let waits = "is waited for until it has ended";
-        let told: Vec<(&str, &str, f64)> = told
+        let planned: Vec<(&str, &str, f64)> = planned
             .iter()
             .map(|(name, what, hours)| (name.as_str(), *what, *hours))
             .collect();
         assert_eq!(
-            told,
+            planned,
             [
                 ("train/big-0", waits, 80.0),
                 ("train/big-1", waits, 40.0),

@@ -376,34 +376,34 @@ fn who_is_told_of_a_node_hears_of_it_once() {
     let mut world = World::new(&Policy::builtin());
     world.fault(0);
     world.settle();
-    let told = |world: &mut World| {
+    let messages = |world: &mut World| {
         world.fleet.look_again_at("n1");
         let effects = all_effects(world);
         effects
             .iter()
             .any(|effect| matches!(effect, Effect::UpdateConditions(_)))
     };
-    assert!(!told(&mut world), "nothing is new");
+    assert!(!messages(&mut world), "nothing is new");
     world.event("GpuMemWatch", 0, true, false);
-    assert!(told(&mut world), "the same fault was reported again");
-    assert!(!told(&mut world));
+    assert!(messages(&mut world), "the same fault was reported again");
+    assert!(!messages(&mut world));
     world.event("GpuOther", 0, false, true);
-    assert!(told(&mut world), "another check has spoken");
+    assert!(messages(&mut world), "another check has spoken");
     world["n1"].labels.insert("zone".into(), "a".into());
-    world.see("n1");
-    assert!(told(&mut world), "the node has changed");
-    assert!(!told(&mut world));
+    world.deliver_node("n1");
+    assert!(messages(&mut world), "the node has changed");
+    assert!(!messages(&mut world));
 }
 
 #[test]
 fn nothing_is_told_on_a_node_before_its_cordon_is_answered() {
     let mut world = faulty();
-    let told = |effects: &[Effect]| {
+    let messages = |effects: &[Effect]| {
         let tells = |effect: &&Effect| matches!(effect, Effect::UpdateConditions(_));
         effects.iter().filter(tells).count()
     };
     let effects = all_effects(&mut world);
-    assert_eq!(told(&effects), 0);
+    assert_eq!(messages(&effects), 0);
     let planned = effects.into_iter().find_map(|effect| match effect {
         Effect::PatchNode(planned) => Some(planned),
         _ => None,
@@ -413,12 +413,12 @@ fn nothing_is_told_on_a_node_before_its_cordon_is_answered() {
     let mut labelled = object("n1", 2);
     labelled["metadata"]["labels"] = json!({"zone": "a"});
     world.handle(seen(&labelled));
-    assert_eq!(told(&all_effects(&mut world)), 0);
+    assert_eq!(messages(&all_effects(&mut world)), 0);
     let mut made = planned.view.after(&planned.patch.change);
     made.resource_version = "3".to_owned();
     let (node, answer) = (planned.node, PatchAnswer::Made(Arc::new(made)));
     world.handle(FleetInput::NodePatched { node, answer });
-    assert_eq!(told(&all_effects(&mut world)), 1);
+    assert_eq!(messages(&all_effects(&mut world)), 1);
 }
 
 #[test]

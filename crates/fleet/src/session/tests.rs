@@ -363,7 +363,7 @@ fn a_node_that_the_cluster_does_not_know_is_awaited() {
     let mut world = World::new(&PARSED);
     let gone = |world: &mut World| {
         world.handle(FleetInput::NodeGone("n1".to_owned()));
-        assert_eq!(world.look_unseen(Fate::Made).patch(), None);
+        assert_eq!(world.look_without_watch(Fate::Made).patch(), None);
     };
     world.fault(0);
     gone(&mut world);

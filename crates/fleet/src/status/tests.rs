@@ -225,10 +225,10 @@ fn a_release_that_nobody_has_seen_before_a_restart_is_one_by_the_recovery() {
         let mut story = Story::new();
         story.event(0, true, false);
         story.settle();
-        let before = story.world.kept();
+        let before = story.world.saved_state();
         story.event(0, false, true);
         story.look(Fate::Made); // the release is made
-        let at_the_end = story.world.kept();
+        let at_the_end = story.world.saved_state();
         let kept = if saved_before { before } else { at_the_end };
         story.world.restart_from(Some(kept));
         assert!(!story.world["n1"].unschedulable);
@@ -245,7 +245,7 @@ fn a_release_by_hand_that_nobody_has_seen_before_a_restart_is_none_by_the_recove
     story.settle();
     story.world["n1"].unschedulable = false;
     story.look(Fate::Made);
-    let kept = story.world.kept();
+    let kept = story.world.saved_state();
     story.event(0, false, true);
     story.world.restart_from(Some(kept));
     story.settle();
@@ -257,7 +257,7 @@ fn what_a_process_before_has_begun_is_not_cancelled_after_a_restart() {
     let mut story = Story::new();
     story.event(0, true, false);
     story.settle();
-    let kept = story.world.kept();
+    let kept = story.world.saved_state();
     story.event(0, false, true);
     story.settle();
     story.event(1, true, false);
@@ -280,7 +280,7 @@ fn a_node_that_is_gone_for_good_ends_its_quarantine() {
         }
         let gone = |story: &mut Story| {
             story.world.handle(FleetInput::NodeGone("n1".to_owned()));
-            story.world.look_unseen(Fate::Made).statuses
+            story.world.look_without_watch(Fate::Made).statuses
         };
         let node = "n1".to_owned();
         // This follows the updates repeated after the restart.
@@ -316,7 +316,7 @@ fn a_recovery_of_what_did_not_count_takes_no_word_from_the_one_that_ended_the_se
     story.event(0, true, false);
     story.event(9, false, false);
     story.settle();
-    let (kept, statuses) = (story.world.kept(), story.statuses.clone());
+    let (kept, statuses) = (story.world.saved_state(), story.statuses.clone());
     story.event(0, false, true);
     story.event(9, false, true);
     story.settle();
@@ -334,13 +334,13 @@ fn a_session_that_a_recovery_ended_before_a_restart_is_not_cancelled_with_its_no
     let mut story = Story::new();
     story.event(0, true, false);
     story.settle();
-    let (kept, statuses) = (story.world.kept(), story.statuses.clone());
+    let (kept, statuses) = (story.world.saved_state(), story.statuses.clone());
     story.event(0, false, true);
     story.settle();
     story.statuses = statuses;
     story.world.restart_from(Some(kept));
     story.world.handle(FleetInput::NodeGone("n1".to_owned()));
-    for status in story.world.look_unseen(Fate::Made).statuses {
+    for status in story.world.look_without_watch(Fate::Made).statuses {
         story.write(&status);
     }
     assert_eq!(story.statuses(), ["Quarantined", "UnQuarantined"]);

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::session::uncordon::{MOST_UNDONE, UNDONE_WITHIN};
 use crate::session::{Intent, Phase};
 use crate::stage::validation::tests::{ends, fault, looks, until_made, world as validating};
-use crate::world::{Fate, Looked, Restart, World, event};
+use crate::world::{Fate, LookEffects, Restart, World, event};
 use crate::{CreateAnswer, FleetInput};
 
 const RULES: [Uncordon; 3] = [
@@ -83,7 +83,7 @@ impl Before {
                 let failed = json!({"type": "AttemptComplete", "status": "True",
                                     "reason": "PermanentFailure", "message": "m"});
                 object["status"] = json!({"conditions": [failed]});
-                world.tell_of_resource();
+                world.deliver_resources();
                 looks(world, 4);
                 assert_eq!(world.phase(), Phase::RemediationFailed);
             }
@@ -145,8 +145,8 @@ fn plain() -> World {
 
 /// Looks some times; returns the messages for people.
 fn asked(world: &mut World) -> Vec<String> {
-    let looked = |world: &mut World| -> Looked { world.look(Fate::Made) };
-    let looked: Vec<Looked> = (0..4).map(|_| looked(world)).collect();
+    let looked = |world: &mut World| -> LookEffects { world.look(Fate::Made) };
+    let looked: Vec<LookEffects> = (0..4).map(|_| looked(world)).collect();
     let notes = looked.into_iter().flat_map(|looked| looked.notes);
     let notes = notes.filter(|note| note.kind == EntryKind::Attention);
     notes.map(|note| note.text).collect()
@@ -170,7 +170,7 @@ fn where_it_is_unknown_whether_a_repair_was_made_an_uncordon_may_be_a_machines()
     for [answered, was_made] in [[false, false], [true, true], [true, false]] {
         let mut world = world(Uncordon::default());
         fault(&mut world);
-        let mut looked = (0..8).map(|_| world.look(Fate::Made).makes);
+        let mut looked = (0..8).map(|_| world.look(Fate::Made).creations);
         let planned = looked.find(|makes| !makes.is_empty()).unwrap().remove(0);
         drop(looked);
         if was_made {
@@ -230,15 +230,18 @@ fn an_uncordon_is_undone_at_the_times_of_machines_and_a_persons_word_at_all_othe
                         Uncordon::NotDuringRepair => is_of_machines,
                         Uncordon::Never => true,
                     };
-                    let told = asked.iter().filter(|text| text.contains("it is undone"));
-                    let told: Vec<&String> = told.collect();
+                    let messages = asked.iter().filter(|text| text.contains("it is undone"));
+                    let messages: Vec<&String> = messages.collect();
                     if !undone {
-                        assert!(released(&world) && told.is_empty(), "{case}: {asked:?}");
+                        assert!(released(&world) && messages.is_empty(), "{case}: {asked:?}");
                         continue;
                     }
                     assert!(out(&world), "{case}: {:?}", world.phase());
-                    assert_eq!(told.len(), 1, "{case}: {asked:?}");
-                    assert!(told[0].contains("`gpuwarden release n1`"), "{told:?}");
+                    assert_eq!(messages.len(), 1, "{case}: {asked:?}");
+                    assert!(
+                        messages[0].contains("`gpuwarden release n1`"),
+                        "{messages:?}"
+                    );
                     // A person's release counts at any time.
                     world.annotate(keys::RELEASE, "{}");
                     looks(&mut world, 4);
@@ -281,7 +284,7 @@ fn whether_a_repair_was_begun_is_heard_before_an_uncordon_is_judged() {
         let mut world = world(Uncordon::default());
         fault(&mut world);
         let planned = (0..12)
-            .find_map(|_| world.look(Fate::Made).makes.pop())
+            .find_map(|_| world.look(Fate::Made).creations.pop())
             .unwrap();
         let mut object = planned.object.clone();
         let (node, key) = ("n1".to_owned(), planned.key);
@@ -359,9 +362,12 @@ fn what_is_undone_again_and_again_asks_a_person_and_is_undone_after_the_hour() {
         }
         let first = world.now;
         world["n1"].unschedulable = false;
-        let told = asked(&mut world);
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].contains("the node is left so until"), "{told:?}");
+        let messages = asked(&mut world);
+        assert_eq!(messages.len(), 1, "{messages:?}");
+        assert!(
+            messages[0].contains("the node is left so until"),
+            "{messages:?}"
+        );
         // The verdict stays, also once the time of machines is over, and nothing begins on the
         // node.
         for _ in 0..3 {
@@ -497,10 +503,10 @@ fn a_cordon_of_before_is_put_back_and_stays_in_the_end() {
     looks(&mut world, 4);
     world.boot("boot-2");
     world["n1"].unschedulable = false;
-    let said = asked(&mut world).concat();
+    let text = asked(&mut world).concat();
     assert!(
-        said.contains("it was cordoned before that, so uncordon it then"),
-        "{said}"
+        text.contains("it was cordoned before that, so uncordon it then"),
+        "{text}"
     );
     looks(&mut world, 4);
     assert!(out(&world));

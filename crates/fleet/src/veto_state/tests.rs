@@ -11,7 +11,7 @@ use crate::brake::pause::Pause;
 use crate::drain::{DrainConfig, PodView};
 use crate::remediation::RemediationConfig;
 use crate::session::Phase;
-use crate::world::{Fate, Looked, Restart, World, event, settings};
+use crate::world::{Fate, LookEffects, Restart, World, event, settings};
 use crate::{CreateAnswer, FleetInput, PodUpdate, Settings, SwitchState};
 
 /// Creates a controller that evicts pods at once and remediates, and a node with a pod.
@@ -51,18 +51,18 @@ fn awaits(world: &World) -> String {
     world.fleet.status("n1").unwrap().session.unwrap().awaits
 }
 
-fn said(looked: &[Looked], text: &str) -> bool {
+fn is_journaled(looked: &[LookEffects], text: &str) -> bool {
     let mut notes = looked.iter().flat_map(|one| &one.notes);
     notes.any(|note| note.text.contains(text))
 }
 
 /// Looks some times. Returns the effects.
-fn look(world: &mut World) -> Vec<Looked> {
+fn look(world: &mut World) -> Vec<LookEffects> {
     (0..6).map(|_| world.look(Fate::Made)).collect()
 }
 
-fn quiet(looked: &[Looked]) -> bool {
-    let quiet = |one: &Looked| one.removals.is_empty() && one.makes.is_empty();
+fn quiet(looked: &[LookEffects]) -> bool {
+    let quiet = |one: &LookEffects| one.removals.is_empty() && one.creations.is_empty();
     looked.iter().all(quiet)
 }
 
@@ -75,7 +75,7 @@ fn a_veto_holds_the_drain_back_and_ends_by_itself() {
     // The node is taken out all the same.
     assert!(world["n1"].unschedulable);
     assert!(quiet(&looked));
-    assert!(said(&looked, "held back by the veto of anna"));
+    assert!(is_journaled(&looked, "held back by the veto of anna"));
     assert_eq!(world.phase(), Phase::Quarantined);
     assert!(awaits(&world).starts_with("the end of the veto of anna until"));
     let status = world.fleet.status("n1").unwrap();
@@ -87,8 +87,10 @@ fn a_veto_holds_the_drain_back_and_ends_by_itself() {
     );
     // No input is needed: the veto ends by time.
     world.now += SignedDuration::from_hours(4);
-    let looked: Vec<Looked> = (0..6).map(|_| world.look_unseen(Fate::Made)).collect();
-    assert!(said(&looked, "the veto has ended"));
+    let looked: Vec<LookEffects> = (0..6)
+        .map(|_| world.look_without_watch(Fate::Made))
+        .collect();
+    assert!(is_journaled(&looked, "the veto has ended"));
     assert!(looked.iter().any(|one| !one.removals.is_empty()));
 }
 
@@ -112,7 +114,7 @@ fn a_drain_that_was_begun_stays_so_and_asks_no_further_pod_to_leave() {
             ..world.pods["web/a"].clone()
         };
         world.pods.insert("web/b".into(), pod.clone());
-        world.tell(PodUpdate::Observed(Box::new(pod)));
+        world.deliver_pod_update(PodUpdate::Observed(Box::new(pod)));
         if restart {
             world.restart(Restart::Nothing);
         }
@@ -128,7 +130,7 @@ fn a_drain_that_was_begun_stays_so_and_asks_no_further_pod_to_leave() {
         // Pods that leave by themselves are handled, and the remediation waits.
         for title in ["web/a", "web/b"] {
             world.pods.remove(title);
-            world.tell(PodUpdate::Gone(title.to_owned()));
+            world.deliver_pod_update(PodUpdate::Gone(title.to_owned()));
         }
         let looked = look(&mut world);
         assert!(quiet(&looked));
@@ -136,7 +138,7 @@ fn a_drain_that_was_begun_stays_so_and_asks_no_further_pod_to_leave() {
         assert!(awaits(&world).starts_with("the end of the veto of anna"));
         world["n1"].annotations.remove(keys::VETO);
         let looked = look(&mut world);
-        assert!(looked.iter().any(|one| !one.makes.is_empty()));
+        assert!(looked.iter().any(|one| !one.creations.is_empty()));
     }
 }
 
@@ -147,7 +149,11 @@ fn a_repair_that_was_begun_is_watched_to_its_end() {
     world.restart(Restart::Nothing);
     fault(&mut world);
     let looked = look(&mut world);
-    let planned = looked.into_iter().flat_map(|one| one.makes).next().unwrap();
+    let planned = looked
+        .into_iter()
+        .flat_map(|one| one.creations)
+        .next()
+        .unwrap();
     let mut object = planned.object.clone();
     object["metadata"]["uid"] = "u".into();
     world.resources.insert(planned.name.clone(), object.clone());
@@ -166,7 +172,7 @@ fn a_repair_that_was_begun_is_watched_to_its_end() {
     let condition = serde_json::json!({"type": "NodeReady", "status": "True"});
     let object = world.resources.get_mut(&planned.name).unwrap();
     object["status"] = serde_json::json!({"conditions": [condition]});
-    world.tell_of_resource();
+    world.deliver_resources();
     look(&mut world);
     assert_eq!(world.phase(), Phase::Remediated);
 }
@@ -198,9 +204,9 @@ fn what_is_no_veto_holds_nothing_back_and_a_person_is_told_once() {
     fault(&mut world);
     let looked = look(&mut world);
     assert!(looked.iter().any(|one| !one.removals.is_empty()));
-    let told = looked.iter().flat_map(|one| &one.notes);
-    let told = told.filter(|note| note.kind == EntryKind::Attention);
-    assert_eq!(told.count(), 1);
+    let messages = looked.iter().flat_map(|one| &one.notes);
+    let messages = messages.filter(|note| note.kind == EntryKind::Attention);
+    assert_eq!(messages.count(), 1);
     let notes = world.fleet.status("n1").unwrap().notes;
     assert!(
         notes.iter().any(|note| note.contains("does not count")),
@@ -222,7 +228,7 @@ fn a_repair_that_may_have_been_made_is_looked_for_before_it_is_let_go_of() {
         let mut world = world();
         world.pods.clear();
         fault(&mut world);
-        let mut looks = (0..10).map(|_| world.look(Fate::Made).makes.pop());
+        let mut looks = (0..10).map(|_| world.look(Fate::Made).creations.pop());
         let planned = looks.find_map(|one| one).unwrap();
         if was_made {
             let mut object = planned.object.clone();
@@ -234,14 +240,14 @@ fn a_repair_that_may_have_been_made_is_looked_for_before_it_is_let_go_of() {
         world.restart(Restart::All);
         switch(&mut world, None, Some("nobody has answered yet"));
         let unread = look(&mut world);
-        assert!(unread.iter().all(|one| one.makes.is_empty()), "{case}");
-        let withdrawn = |looked: &[Looked]| looked.iter().any(|one| !one.withdrawn.is_empty());
+        assert!(unread.iter().all(|one| one.creations.is_empty()), "{case}");
+        let withdrawn = |looked: &[LookEffects]| looked.iter().any(|one| !one.withdrawn.is_empty());
         assert_eq!(withdrawn(&unread), !was_made, "{case}");
         let paused = is_paused.then(|| pause(&world));
         switch(&mut world, paused, None);
         let made: Vec<_> = look(&mut world)
             .into_iter()
-            .flat_map(|one| one.makes)
+            .flat_map(|one| one.creations)
             .collect();
         let own = Ownership::read(&world["n1"]).unwrap();
         let attempts = own.mark.remediation.map(|mark| mark.attempts);
@@ -262,13 +268,13 @@ fn that_a_repair_was_not_there_says_nothing_once_it_may_have_been_made() {
         let mut world = world();
         world.pods.clear();
         fault(&mut world);
-        let mut looks = (0..10).map(|_| world.look(Fate::Made).makes.pop());
+        let mut looks = (0..10).map(|_| world.look(Fate::Made).creations.pop());
         looks.find_map(|one| one).unwrap();
         world.restart(Restart::All);
         switch(&mut world, None, Some("nobody has answered yet"));
         world.look(Fate::Made);
         switch(&mut world, None, None);
-        let mut looks = (0..10).map(|_| world.look(Fate::Made).makes.pop());
+        let mut looks = (0..10).map(|_| world.look(Fate::Made).creations.pop());
         let planned = looks.find_map(|one| one).unwrap();
         let mut object = planned.object.clone();
         object["metadata"]["uid"] = "u".into();
@@ -293,7 +299,7 @@ fn that_a_repair_was_not_there_says_nothing_once_it_may_have_been_made() {
         answer(&mut world, lost);
         if refused {
             world.now += SignedDuration::from_secs(5);
-            let again = world.look(Fate::Made).makes;
+            let again = world.look(Fate::Made).creations;
             assert_eq!(again.len(), 1);
             answer(&mut world, no);
         } else {
@@ -345,19 +351,22 @@ fn a_pause_of_repairs_is_a_veto_on_every_node() {
     world.annotate("a", "b");
     let all = pause(&world, true);
     let unread = look(&mut world);
-    assert!(quiet(&unread) && !said(&unread, "veto"));
+    assert!(quiet(&unread) && !is_journaled(&unread, "veto"));
     switch(&mut world, None, None);
     until_cordoned(&mut world);
     switch(&mut world, Some(all), None);
     let looked = look(&mut world);
     assert!(quiet(&looked));
-    assert!(said(&looked, "held back by the veto of anna until"));
-    assert!(said(&looked, "all repairs are paused: a bad release"));
+    assert!(is_journaled(&looked, "held back by the veto of anna until"));
+    assert!(is_journaled(
+        &looked,
+        "all repairs are paused: a bad release"
+    ));
     // A pause of quarantines alone does not count.
     let other = pause(&world, false);
     switch(&mut world, Some(other), None);
     let looked = look(&mut world);
-    assert!(said(&looked, "the veto has ended"));
+    assert!(is_journaled(&looked, "the veto has ended"));
     assert!(looked.iter().any(|one| !one.removals.is_empty()));
 }
 
@@ -377,6 +386,8 @@ fn a_pause_of_repairs_ends_by_itself() {
     switch(&mut world, Some(pause), None);
     assert!(quiet(&look(&mut world)));
     world.now = until;
-    let looked: Vec<Looked> = (0..6).map(|_| world.look_unseen(Fate::Made)).collect();
+    let looked: Vec<LookEffects> = (0..6)
+        .map(|_| world.look_without_watch(Fate::Made))
+        .collect();
     assert!(looked.iter().any(|one| !one.removals.is_empty()));
 }

@@ -130,7 +130,7 @@ impl Cluster {
             let doubt = self.uncertain.get(&name);
             let late = doubt.is_none_or(|until| self.world.now >= *until);
             if late || luck() > 4 {
-                self.world.see(&name);
+                self.world.deliver_node(&name);
             }
         }
     }
@@ -171,7 +171,7 @@ impl Cluster {
         let after = real.after(&planned.patch.change);
         let answer = if !fits || luck == 0 {
             self.uncertain.remove(&node);
-            self.world.see(&node);
+            self.world.deliver_node(&node);
             PatchAnswer::Conflict
         } else if luck <= 2 {
             // The answer is lost; with 1 the patch was made all the same.

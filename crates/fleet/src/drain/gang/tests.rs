@@ -131,15 +131,15 @@ fn a_member_that_is_not_ready_is_waited_for_while_another_works() {
 #[test]
 fn a_pod_that_asks_for_it_has_time_to_write_a_checkpoint() {
     let launcher = || pod("l", "launcher", "");
-    let told = "Immediate: is asked to write a checkpoint";
+    let asked = "Immediate: is asked to write a checkpoint";
     let has_time =
         "Immediate: is waited for until its checkpoint is written, or 1970-01-01T00:10:00Z";
     for (pod, minute, expected) in [
-        (asks(launcher(), None, None), 0, told),
+        (asks(launcher(), None, None), 0, asked),
         (asks(launcher(), Some(0), None), 1, has_time),
         (asks(launcher(), Some(0), Some(0)), 1, EVICTED),
         // The answer of an earlier drain does not count.
-        (asks(launcher(), Some(-5), Some(-5)), 1, told),
+        (asks(launcher(), Some(-5), Some(-5)), 1, asked),
         (asks(launcher(), Some(1), Some(-5)), 2, has_time),
         // The time is over, whether or not the pod was asked.
         (asks(launcher(), Some(9), None), 10, EVICTED),
@@ -175,10 +175,13 @@ fn a_pod_that_asks_for_it_has_time_to_write_a_checkpoint() {
 #[test]
 fn no_member_is_evicted_before_all_that_ask_have_had_their_time() {
     let quiet = || pod("a", "launcher", "g");
-    let told = "Immediate: is asked to write a checkpoint";
+    let asked = "Immediate: is asked to write a checkpoint";
     let waits = "Immediate: is waited for until its checkpoint is written, or 1970-01-01T00:10:00Z";
     let other = |requested, done| asks(pod("b", "launcher", "g"), requested, done);
-    assert_eq!(next(&[quiet(), other(None, None)], BEGUN, 0), [waits, told]);
+    assert_eq!(
+        next(&[quiet(), other(None, None)], BEGUN, 0),
+        [waits, asked]
+    );
     assert_eq!(
         next(&[quiet(), other(Some(0), None)], BEGUN, 1),
         [waits, waits]

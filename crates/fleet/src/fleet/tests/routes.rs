@@ -11,7 +11,7 @@ use super::*;
 use crate::CreateAnswer;
 use crate::drain::{DrainConfig, PodView};
 use crate::remediation::RemediationConfig;
-use crate::world::{Fate, Looked, Restart, World, event, settings};
+use crate::world::{Fate, LookEffects, Restart, World, event, settings};
 
 const POLICY: &str = r#"
     [[routes]]
@@ -62,11 +62,11 @@ fn fault(world: &mut World, check: &str) {
     world.store(event, world.now);
 }
 
-fn look(world: &mut World) -> Vec<Looked> {
+fn look(world: &mut World) -> Vec<LookEffects> {
     (0..6).map(|_| world.look(Fate::Made)).collect()
 }
 
-fn texts(looked: &[Looked]) -> Vec<&str> {
+fn texts(looked: &[LookEffects]) -> Vec<&str> {
     let notes = looked.iter().flat_map(|one| &one.notes);
     notes.map(|note| note.text.as_str()).collect()
 }
@@ -88,7 +88,7 @@ fn a_node_is_quarantined_only_where_its_route_says_so_and_that_is_told() {
         session(&world).awaits,
         "the recovery of its faults: no repair, skipped by policy route 'look first'"
     );
-    let told = texts(&looked);
+    let messages = texts(&looked);
     let rules = "LookFirst on GPU 0: rule set 'fatal' matches; policy route 'look first': pods stay, no repair";
     for text in [
         skipped,
@@ -96,9 +96,9 @@ fn a_node_is_quarantined_only_where_its_route_says_so_and_that_is_told() {
         rules,
     ] {
         assert_eq!(
-            told.iter().filter(|one| **one == text).count(),
+            messages.iter().filter(|one| **one == text).count(),
             1,
-            "{text}: {told:?}"
+            "{text}: {messages:?}"
         );
     }
     // A restarted process decides the same.
@@ -123,9 +123,9 @@ fn the_first_route_that_fits_counts_and_the_node_has_a_say() {
     let looked = look(&mut world);
     assert!(looked.iter().any(|one| !one.removals.is_empty()));
     world.pods.clear();
-    world.list_pods();
+    world.deliver_pods();
     let looked = look(&mut world);
-    assert!(looked.iter().all(|one| one.makes.is_empty()));
+    assert!(looked.iter().all(|one| one.creations.is_empty()));
     assert_eq!(world.phase(), Phase::Drained);
     assert!(
         session(&world)
@@ -135,7 +135,7 @@ fn the_first_route_that_fits_counts_and_the_node_has_a_say() {
     // Without the label the next stage applies.
     world["n1"].labels.remove("pet");
     let looked = look(&mut world);
-    assert!(looked.iter().any(|one| !one.makes.is_empty()));
+    assert!(looked.iter().any(|one| !one.creations.is_empty()));
 }
 
 #[test]
@@ -145,7 +145,11 @@ fn what_is_made_already_is_watched_whatever_its_route_says_then() {
     world.restart(Restart::Nothing);
     fault(&mut world, "GpuMemWatch");
     let looked = look(&mut world);
-    let planned = looked.into_iter().flat_map(|one| one.makes).next().unwrap();
+    let planned = looked
+        .into_iter()
+        .flat_map(|one| one.creations)
+        .next()
+        .unwrap();
     let mut object = planned.object.clone();
     object["metadata"]["uid"] = "u".into();
     world.resources.insert(planned.name.clone(), object.clone());
@@ -189,7 +193,7 @@ fn what_only_users_report_is_not_repaired_where_the_policy_says_so() {
         reporter.note_in(&mut event);
         world.store(event, world.now);
         let looked = look(&mut world);
-        let made = looked.iter().any(|one| !one.makes.is_empty());
+        let made = looked.iter().any(|one| !one.creations.is_empty());
         assert_eq!(made, repairs, "{reporter}");
         let phase = if repairs {
             Phase::Remediating
@@ -213,8 +217,8 @@ fn the_senders_word_goes_before_the_route() {
         world.store(event, world.now);
         look(&mut world);
         assert_eq!(world.phase(), phase);
-        let said = session(&world).drain.unwrap().to_string();
-        assert_eq!(said.contains("override"), skip, "{said}");
+        let drain = session(&world).drain.unwrap().to_string();
+        assert_eq!(drain.contains("override"), skip, "{drain}");
     }
 }
 

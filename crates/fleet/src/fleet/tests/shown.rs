@@ -235,7 +235,7 @@ fn a_session_shows_what_it_awaits() {
     world.fault(0);
     world.settle();
     let mut kept = Fleet::new(world.settings.clone(), None, world.now);
-    kept.restore(world.kept(), world.now);
+    kept.restore(world.saved_state(), world.now);
     let read = kept.status("n1").unwrap();
     assert!(read.notes.concat().contains("is not known"), "{read:?}");
     let nodes = "the cluster's nodes to be read".to_owned();
@@ -346,11 +346,11 @@ fn a_node_that_was_cordoned_before_its_session_is_told_to_stay_so() {
     world.fault(0);
     world.settle();
     let status = world.fleet.status("n1").unwrap();
-    let said = |text: &String| text.ends_with("was cordoned before the session, and stays so");
-    assert!(status.notes.iter().any(said), "{status:?}");
+    let is_note = |text: &String| text.ends_with("was cordoned before the session, and stays so");
+    assert!(status.notes.iter().any(is_note), "{status:?}");
     world.recovery(0);
     let notes = world.look(Fate::Made).notes;
-    assert!(notes.iter().any(|note| said(&note.text)), "{notes:?}");
+    assert!(notes.iter().any(|note| is_note(&note.text)), "{notes:?}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ struct Tried {
     /// Number of messages for people.
     asked: usize,
     /// Journal entries about the answers.
-    told: Vec<String>,
+    messages: Vec<String>,
 }
 
 fn tried(world: &mut World, fate: Fate, looks: usize) -> Tried {
@@ -23,7 +23,7 @@ fn tried(world: &mut World, fate: Fate, looks: usize) -> Tried {
     Tried {
         attempts: looked.iter().filter(|one| one.patch().is_some()).count(),
         asked: notes(EntryKind::Attention).count(),
-        told: notes(EntryKind::Answer)
+        messages: notes(EntryKind::Answer)
             .map(|note| note.text.clone())
             .collect(),
     }
@@ -44,15 +44,19 @@ fn a_patch_that_changes_nothing_is_tried_ever_more_slowly_and_a_person_is_asked(
             (10..25).contains(&attempts),
             "{intent:?}: {attempts} in 200 s"
         );
-        assert_eq!((tried.asked, tried.told.len()), (1, attempts), "{intent:?}");
-        let told = &tried.told[0];
+        assert_eq!(
+            (tried.asked, tried.messages.len()),
+            (1, attempts),
+            "{intent:?}"
+        );
+        let message = &tried.messages[0];
         assert!(
-            told.contains("an admission webhook or policy drops it"),
-            "{told}"
+            message.contains("an admission webhook or policy drops it"),
+            "{message}"
         );
         assert!(
-            told.contains("cordon") && told.contains("annotation"),
-            "{told}"
+            message.contains("cordon") && message.contains("annotation"),
+            "{message}"
         );
         assert!(world.session().awaits(true).contains("a person"));
         assert_eq!(world.settle(), [intent]);
@@ -75,9 +79,9 @@ fn what_was_never_seen_on_the_node_has_nobody_undone() {
         let before = tried(&mut world, Fate::Stripped, 2);
         assert_eq!(before.attempts, 2);
         assert!(
-            before.told[0].contains("cordon, add taint gpu-memory=bad"),
+            before.messages[0].contains("cordon, add taint gpu-memory=bad"),
             "{:?}",
-            before.told
+            before.messages
         );
         if let Some(with) = restart {
             world.restart(with);
@@ -126,7 +130,7 @@ fn a_taint_that_comes_later_and_does_not_arrive_ends_nothing() {
 fn a_patch_without_an_answer_of_which_a_part_arrived_is_no_release() {
     let mut world = World::new(&PARSED);
     world.fault(0);
-    world.see("n1");
+    world.deliver_node("n1");
     let patch = world.decide().patch().unwrap();
     world["n1"] = world["n1"].after(&stripped(patch.change));
     let (node, answer) = ("n1".to_owned(), PatchAnswer::Unknown);

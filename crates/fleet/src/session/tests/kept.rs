@@ -45,9 +45,9 @@ fn a_node_comes_back_at_once_and_then_ever_later() {
         // The wait is recorded on the node.
         assert_eq!(done, Some(Intent::Update));
         assert_eq!(session_annotation(&world)["backAt"], json!(back_at));
-        let said = format!("given back at {back_at:.0}, for it has");
-        let told = first.notes.iter().any(|note| note.text.starts_with(&said));
-        assert!(told, "{:?}", first.notes);
+        let text = format!("given back at {back_at:.0}, for it has");
+        let is_noted = first.notes.iter().any(|note| note.text.starts_with(&text));
+        assert!(is_noted, "{:?}", first.notes);
         // Nobody is asked meanwhile, and a restart forgets nothing.
         for with in [Restart::All, Restart::Events, Restart::Nothing] {
             world.restart(with);

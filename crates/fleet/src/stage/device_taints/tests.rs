@@ -30,7 +30,7 @@ fn policy() -> Policy {
 /// Creates a controller that has listed two GPUs of `n1`.
 fn world() -> World {
     let mut world = World::new(&policy());
-    world.see_devices(2);
+    world.deliver_devices(2);
     world
 }
 
@@ -120,7 +120,7 @@ fn a_rule_that_was_left_behind_or_changed_is_set_right() {
         world.rules.insert(rule.name.clone(), rule.clone());
         recovery(&mut world, 0);
         world.restart(restart);
-        world.see_devices(2);
+        world.deliver_devices(2);
         world.settle();
         assert!(world.tainted().is_empty(), "{restart:?}");
     }
@@ -136,7 +136,7 @@ fn an_answer_that_the_watch_has_overtaken_changes_nothing() {
     let mut newer = answered.clone();
     newer.resource_version = "7".into();
     world.rules.insert(name.clone(), newer);
-    world.see_devices(2);
+    world.deliver_devices(2);
     let (node, result) = ("n1".to_owned(), Ok(Some(Box::new(answered))));
     world.handle(FleetInput::RuleChanged {
         node,
@@ -188,7 +188,7 @@ fn what_is_held_back_only_informs() {
     let policy = Policy::parse(&budget, "p").unwrap();
     let mut world = World::with(with_brake, &policy, [NodeView::unknown("n1")]);
     world.restart(Restart::Nothing);
-    world.see_devices(2);
+    world.deliver_devices(2);
     fault(&mut world, 0);
     world.settle_now();
     assert_eq!(world.phase(), Phase::Held);
@@ -206,7 +206,7 @@ fn a_dry_run_writes_no_rule_and_names_the_pods() {
     };
     let mut world = World::with(dry, &policy(), [NodeView::unknown("n1")]);
     world.restart(Restart::Nothing);
-    world.see_devices(2);
+    world.deliver_devices(2);
     let claim = |pods: &[&str]| Claim {
         devices: vec![DeviceId {
             driver: "gpu.nvidia.com".into(),
@@ -218,9 +218,9 @@ fn a_dry_run_writes_no_rule_and_names_the_pods() {
     let input = DeviceInput::Claim("a/c".into(), Some(claim(&["a/p", "a/q"])));
     world.handle(FleetInput::Devices(input));
     fault(&mut world, 0);
-    let mut told = Vec::new();
+    let mut messages = Vec::new();
     for _ in 0..3 {
-        told.extend(
+        messages.extend(
             world
                 .look(Fate::Made)
                 .notes
@@ -231,9 +231,9 @@ fn a_dry_run_writes_no_rule_and_names_the_pods() {
     let expected = "taint device gpu.nvidia.com/n1/gpu-0 with gpu.nvidia.com/memory=retired:NoSchedule; \
                     2 pods use it: a/p, a/q";
     assert_eq!(
-        told.iter().filter(|text| *text == expected).count(),
+        messages.iter().filter(|text| *text == expected).count(),
         1,
-        "{told:#?}"
+        "{messages:#?}"
     );
     assert!(world.rules.is_empty());
     let shown = world.fleet.status("n1").unwrap().devices;
@@ -256,7 +256,7 @@ fn nothing_is_decided_before_the_devices_are_known_and_nodes_are_where_they_cann
     world.settle();
     assert!(world["n1"].unschedulable && world.rules.is_empty());
     // A person switches the API on.
-    world.see_devices(2);
+    world.deliver_devices(2);
     world.settle();
     assert!(!world["n1"].unschedulable);
     assert_eq!(world.tainted(), [TAINTED]);
@@ -273,7 +273,7 @@ fn each_kind_of_gpuwarden_leaves_the_rules_of_others_alone() {
     rule.spec.by = Maker::Node;
     rule.spec.store = Some("theirs".into());
     world.rules.insert(name.clone(), rule.clone());
-    world.see_devices(2);
+    world.deliver_devices(2);
     world.settle();
     assert_eq!(world.rules.get(&name), Some(&rule));
 }

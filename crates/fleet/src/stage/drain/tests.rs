@@ -10,7 +10,7 @@ use super::*;
 use crate::drain::DrainConfig;
 use crate::session::{Intent, Phase};
 use crate::view::NodeState;
-use crate::world::{Fate as PatchFate, Looked, Restart, World, event, settings};
+use crate::world::{Fate as PatchFate, LookEffects, Restart, World, event, settings};
 use crate::{FleetInput, PlannedRemoval, Settings};
 
 mod custom;
@@ -66,7 +66,7 @@ fn add(world: &mut World, title: &str) {
 }
 
 /// Looks until the node's mark says that it is being drained. Returns the last look.
-fn begin(world: &mut World) -> Looked {
+fn begin(world: &mut World) -> LookEffects {
     world.fault(0);
     for _ in 0..5 {
         let looked = world.look(PatchFate::Made);
@@ -77,7 +77,7 @@ fn begin(world: &mut World) -> Looked {
     panic!("{:?}", world.phase());
 }
 
-fn removed(looked: &Looked) -> Vec<String> {
+fn removed(looked: &LookEffects) -> Vec<String> {
     let title = |one: &PlannedRemoval| {
         let how = if one.evict.is_some() {
             "evict"
@@ -96,7 +96,7 @@ fn answer(world: &mut World, name: &str, answer: RemovalAnswer) {
 
 fn gone(world: &mut World, title: &str) {
     world.pods.remove(title);
-    world.tell(PodUpdate::Gone(title.to_owned()));
+    world.deliver_pod_update(PodUpdate::Gone(title.to_owned()));
 }
 
 fn state(world: &World) -> Option<&str> {
@@ -115,16 +115,16 @@ fn a_pod_that_is_deleted_without_time_to_end_is_told_of_once() {
     let mut world = world(&["late/b"]);
     begin(&mut world);
     world.now += SignedDuration::from_mins(12);
-    let mut told = 0;
+    let mut count = 0;
     for _ in 0..3 {
-        let looked = world.look_unseen(PatchFate::Made);
+        let looked = world.look_without_watch(PatchFate::Made);
         assert_eq!(removed(&looked), ["delete late/b"]);
         let says = "pod late/b is deleted, without time to end (DeleteAfterTimeout)";
-        told += looked.notes.iter().filter(|one| one.text == says).count();
+        count += looked.notes.iter().filter(|one| one.text == says).count();
         answer(&mut world, "b", RemovalAnswer::Taken);
         world.now += SignedDuration::from_mins(1);
     }
-    assert_eq!(told, 1);
+    assert_eq!(count, 1);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn who_is_waited_for_is_told_in_the_words_of_the_reference_and_seldom() {
     gone(&mut world, "jobs/c");
     assert_eq!(world.look(PatchFate::Made).waits, []);
     world.now += SignedDuration::from_mins(1);
-    let waits = world.look_unseen(PatchFate::Made).waits;
+    let waits = world.look_without_watch(PatchFate::Made).waits;
     let text = "Waiting for following pods to finish: [jobs/d]".to_owned();
     assert_eq!(waits, [("AwaitingPodCompletion", text)]);
 }
@@ -161,12 +161,12 @@ fn a_node_is_drained_as_its_namespaces_wish_and_given_back_as_it_was() {
         looked.removals[0].evict,
         Some(SignedDuration::from_secs(30))
     );
-    let said = looked
+    let entry = looked
         .notes
         .iter()
         .find(|one| one.text.starts_with("the drain begins"));
     assert_eq!(
-        said.unwrap().text,
+        entry.unwrap().text,
         "the drain begins: AllowCompletion: jobs/c; DeleteAfterTimeout: late/b; Immediate: now/a; \
          stays, its namespace is one of the system's: kube-system/d; stays, the configuration names \
          no mode for it: other/e"
@@ -182,13 +182,17 @@ fn a_node_is_drained_as_its_namespaces_wish_and_given_back_as_it_was() {
     assert!(awaits(&world).starts_with("a pod to leave: late/b is waited for until"));
     world.now += SignedDuration::from_mins(10);
     assert_eq!(
-        removed(&world.look_unseen(PatchFate::Made)),
+        removed(&world.look_without_watch(PatchFate::Made)),
         ["evict late/b"]
     );
     answer(&mut world, "b", RemovalAnswer::Taken);
     gone(&mut world, "late/b");
     assert_eq!(
-        world.look_unseen(PatchFate::Made).patch().unwrap().intent,
+        world
+            .look_without_watch(PatchFate::Made)
+            .patch()
+            .unwrap()
+            .intent,
         Intent::Update
     );
     assert_eq!(
@@ -220,7 +224,7 @@ fn a_node_without_pods_that_leave_is_drained_at_once() {
     );
     // A pod that comes later is not part of the drain.
     add(&mut world, "now/b");
-    world.list_pods();
+    world.deliver_pods();
     assert!(removed(&world.look(PatchFate::Made)).is_empty());
 }
 
@@ -313,10 +317,10 @@ fn pods_that_cannot_be_read_ask_a_person_also_before_the_drain_has_begun() {
             world.fault(0);
             world.look(PatchFate::Made);
         }
-        world.tell(PodUpdate::Failing("403".into()));
+        world.deliver_pod_update(PodUpdate::Failing("403".into()));
         let mut asked = Vec::new();
         for _ in 0..320 {
-            world.tell(PodUpdate::Failing("403".into()));
+            world.deliver_pod_update(PodUpdate::Failing("403".into()));
             let notes = world.look(PatchFate::Made).notes.into_iter();
             let notes = notes.filter(|one| one.kind == EntryKind::Attention);
             asked.extend(notes.map(|one| one.text));
@@ -327,7 +331,7 @@ fn pods_that_cannot_be_read_ask_a_person_also_before_the_drain_has_begun() {
         let says = "the drain makes no progress: its pods cannot be read: 403";
         assert!(once.starts_with(says), "{once}");
         // Once the pods are read the drain continues, and no person is needed.
-        world.list_pods();
+        world.deliver_pods();
         world.look(PatchFate::Made);
         world.look(PatchFate::Made);
         assert_eq!(world.phase(), Phase::Draining);
@@ -410,25 +414,26 @@ fn a_dry_run_removes_nothing_and_comes_to_its_end() {
     let mut world = world_with(settings, &["now/a", "kube-system/b"]);
     let before = world["n1"].clone();
     world.fault(0);
-    let mut said = Vec::new();
+    let mut entries = Vec::new();
     for _ in 0..6 {
         let looked = world.look(PatchFate::Made);
         assert!(looked.removals.is_empty() && looked.patch().is_none());
-        said.extend(looked.notes.into_iter().map(|one| one.text));
+        entries.extend(looked.notes.into_iter().map(|one| one.text));
     }
     assert!(
-        said.iter()
+        entries
+            .iter()
             .any(|text| text == "dry run: pod now/a is evicted, with 30 s to end (Immediate)")
     );
     // Once, and after the session has reached it.
     let at = |what: &str| {
-        let found = said.iter().enumerate();
+        let found = entries.iter().enumerate();
         let found = found.filter(|(_, text)| text.contains(what));
         found.map(|(at, _)| at).collect::<Vec<_>>()
     };
     let (session, drain) = (at("-> draining"), at("the drain begins"));
-    assert!(session.len() == 1 && drain.len() == 1, "{said:#?}");
-    assert!(session[0] < drain[0], "{said:#?}");
+    assert!(session.len() == 1 && drain.len() == 1, "{entries:#?}");
+    assert!(session[0] < drain[0], "{entries:#?}");
     assert_eq!(world.phase(), Phase::Drained);
     assert_eq!(world["n1"].labels, before.labels);
 }
@@ -457,7 +462,7 @@ fn while_pods_cannot_be_read_nothing_is_drained_and_it_says_why() {
     let mut world = world(&["now/a"]);
     begin(&mut world);
     world.restart(Restart::All);
-    world.tell(PodUpdate::Failing("403".into()));
+    world.deliver_pod_update(PodUpdate::Failing("403".into()));
     // The next look lists its pods; before that the state is that of the node.
     let looked = world.look(PatchFate::Made);
     assert!(looked.patch().is_none());
@@ -474,12 +479,12 @@ fn a_node_whose_pods_cannot_be_seen_any_more_is_not_called_drained() {
     let mut world = world(&["now/a"]);
     begin(&mut world);
     gone(&mut world, "now/a");
-    world.tell(PodUpdate::Failing("the API server is away".into()));
+    world.deliver_pod_update(PodUpdate::Failing("the API server is away".into()));
     world.settle_now();
     assert_eq!(state(&world), Some("draining"));
     // Missed changes follow the recovery of the watch.
-    world.tell(PodUpdate::Recovered);
-    assert!(world.look_unseen(PatchFate::Made).patch().is_none());
+    world.deliver_pod_update(PodUpdate::Recovered);
+    assert!(world.look_without_watch(PatchFate::Made).patch().is_none());
     world.settle_now();
     assert_eq!(state(&world), Some("drain-succeeded"));
 }

@@ -12,7 +12,7 @@ use crate::remediation::RemediationConfig;
 use crate::session::Phase;
 use crate::status::StatusUpdate;
 use crate::view::NodeState;
-use crate::world::{Fate, Looked, Restart, World, event, settings};
+use crate::world::{Fate, LookEffects, Restart, World, event, settings};
 use crate::{FleetInput, PlannedResource, Settings};
 
 mod changes;
@@ -28,7 +28,7 @@ fn the_records_say_that_a_repair_was_tried_and_how_it_ended() {
     make(&mut world, &planned);
     let until_said = |world: &mut World| {
         let mut looks = (0..5).map(|_| recorded(&world.look(Fate::Made)));
-        looks.find_map(|said| said)
+        looks.find_map(|found| found)
     };
     assert_eq!(until_said(&mut world).unwrap().remediated, None);
     set(&mut world, &planned.name, failed("PermanentFailure"));
@@ -92,7 +92,7 @@ fn attempts(world: &World) -> Vec<Attempt> {
 /// Looks until a custom resource is to be created.
 fn until_made(world: &mut World) -> PlannedResource {
     for _ in 0..10 {
-        if let Some(planned) = world.look(Fate::Made).makes.pop() {
+        if let Some(planned) = world.look(Fate::Made).creations.pop() {
             return planned;
         }
     }
@@ -111,7 +111,7 @@ fn make(world: &mut World, planned: &PlannedResource) {
 }
 
 /// Returns the last progress of the remediation in the records of the events.
-fn recorded(looked: &Looked) -> Option<Repair> {
+fn recorded(looked: &LookEffects) -> Option<Repair> {
     let mut repairs = looked.statuses.iter().filter_map(|status| match status {
         StatusUpdate::Repair { repair, .. } => Some(repair.clone()),
         _ => None,
@@ -123,7 +123,7 @@ fn recorded(looked: &Looked) -> Option<Repair> {
 fn set(world: &mut World, name: &str, status: Value) {
     let object = world.resources.get_mut(name).unwrap();
     object["status"] = status;
-    world.tell_of_resource();
+    world.deliver_resources();
 }
 
 fn done() -> Value {
@@ -149,7 +149,7 @@ fn begin(world: &mut World, gpu: u8, action: i32) -> String {
     planned.name
 }
 
-fn texts(looked: &Looked, kind: EntryKind) -> Vec<String> {
+fn texts(looked: &LookEffects, kind: EntryKind) -> Vec<String> {
     let notes = looked.notes.iter().filter(|note| note.kind == kind);
     notes.map(|note| note.text.clone()).collect()
 }
@@ -171,7 +171,7 @@ fn a_drained_node_is_rebooted_once_and_given_back_as_it_was() {
         (&json!("Node"), &json!("n1"))
     );
     // The creation is requested once.
-    assert!(world.look(Fate::Made).makes.is_empty());
+    assert!(world.look(Fate::Made).creations.is_empty());
     make(&mut world, &planned);
     world.settle_now();
     assert_eq!(world.phase(), Phase::Remediating);
@@ -226,7 +226,7 @@ fn whoever_starts_anew_makes_no_second_one() {
             }
             world.restart(with);
             for _ in 0..5 {
-                for again in world.look(Fate::Made).makes {
+                for again in world.look(Fate::Made).creations {
                     assert!(moment < 2, "{with:?}");
                     assert_eq!((&again.name, &again.key), (&planned.name, &planned.key));
                     make(&mut world, &again);
@@ -252,12 +252,12 @@ fn what_is_not_drained_is_not_repaired_but_where_all_pods_are_to_stay() {
     world.pods.insert("jobs/a".into(), pod);
     fault(&mut world, 0, 24);
     for _ in 0..20 {
-        assert!(world.look(Fate::Made).makes.is_empty());
+        assert!(world.look(Fate::Made).creations.is_empty());
     }
     assert!(attempts(&world).is_empty());
     assert!(awaits(&world).starts_with("a pod to leave"));
     world.pods.clear();
-    world.tell(crate::PodUpdate::Gone("jobs/a".into()));
+    world.deliver_pod_update(crate::PodUpdate::Gone("jobs/a".into()));
     until_made(&mut world);
 
     let mut world = self::world();
@@ -329,7 +329,7 @@ fn what_failed_for_now_is_tried_again_and_what_failed_for_good_is_not() {
     assert!(awaits(&world).starts_with("a person: no repair is left to be tried: RebootNode"));
     for _ in 0..20 {
         world.now += SignedDuration::from_hours(1);
-        assert!(world.look(Fate::Made).makes.is_empty());
+        assert!(world.look(Fate::Made).creations.is_empty());
     }
     for reason in ["PermanentFailure", "Cancelled", "Superseded"] {
         let mut world = self::world();
@@ -344,7 +344,7 @@ fn what_failed_for_now_is_tried_again_and_what_failed_for_good_is_not() {
             "{asked:?}"
         );
         world.now += SignedDuration::from_hours(1);
-        assert!(world.look(Fate::Made).makes.is_empty(), "{reason}");
+        assert!(world.look(Fate::Made).creations.is_empty(), "{reason}");
         // The recovery of the fault, or a person, ends the session.
         world.recovery(0);
         world.settle();
@@ -448,7 +448,7 @@ fn a_resource_that_hangs_vanishes_or_cannot_be_read_has_its_end() {
     let mut world = self::world();
     let name = begin(&mut world, 0, 24);
     world.resources.remove(&name);
-    world.tell_of_resource();
+    world.deliver_resources();
     world.settle_now();
     assert_eq!(world.phase(), Phase::RemediationFailed);
     assert!(awaits(&world).contains("it was deleted before it had ended"));
@@ -465,7 +465,7 @@ fn a_resource_that_hangs_vanishes_or_cannot_be_read_has_its_end() {
         update,
     });
     for _ in 0..5 {
-        assert!(world.look(Fate::Made).makes.is_empty());
+        assert!(world.look(Fate::Made).creations.is_empty());
     }
     assert_eq!(world.phase(), Phase::Remediating);
     assert!(awaits(&world).ends_with("(403)"), "{}", awaits(&world));
@@ -509,7 +509,7 @@ fn one_that_cannot_be_made_is_tried_again_or_given_up() {
     let mut tries = 1;
     for _ in 0..120 {
         let looked = world.look(Fate::Made);
-        for one in looked.makes {
+        for one in looked.creations {
             assert_eq!(one.key, planned.key);
             tries += 1;
             world.handle(answer(fails()));
@@ -602,7 +602,7 @@ fn who_ends_the_session_withdraws_the_repair() {
             let mut withdrawn: Vec<Attempt> = Vec::new();
             for _ in 0..4 {
                 let looked = world.look(Fate::Made);
-                assert!(looked.makes.is_empty());
+                assert!(looked.creations.is_empty());
                 withdrawn.extend(looked.withdrawn);
             }
             assert_eq!(withdrawn.len(), 1, "{by} {made}");
@@ -626,14 +626,14 @@ fn a_dry_run_makes_nothing_and_says_what_it_would_make() {
     });
     let before = world["n1"].clone();
     let id = fault(&mut world, 0, 24);
-    let mut said = Vec::new();
+    let mut entries = Vec::new();
     for _ in 0..8 {
         let looked = world.look(Fate::Made);
-        assert!(looked.makes.is_empty() && looked.patch().is_none());
-        said.extend(texts(&looked, EntryKind::DryRun));
+        assert!(looked.creations.is_empty() && looked.patch().is_none());
+        entries.extend(texts(&looked, EntryKind::DryRun));
     }
     let wanted = format!("dry run: RebootNode maintenance-n1-{id} is made (RESTART_BM)");
-    assert!(said.contains(&wanted), "{said:?}");
+    assert!(entries.contains(&wanted), "{entries:?}");
     assert_eq!(world.phase(), Phase::Remediated);
     assert_eq!(world["n1"].annotations, before.annotations);
 }
@@ -653,7 +653,7 @@ fn the_switch_can_be_taken_back_and_what_is_under_way_comes_to_its_end() {
     world.settle_now();
     world.now += SignedDuration::from_hours(1);
     // Nothing new begins.
-    assert!(world.look(Fate::Made).makes.is_empty());
+    assert!(world.look(Fate::Made).creations.is_empty());
     world.settings = remediates();
     world.restart(Restart::All);
     until_made(&mut world);
@@ -673,7 +673,7 @@ fn a_node_that_is_handed_over_is_left_to_others() {
     world["n1"].labels.extend([label]);
     fault(&mut world, 1, 24);
     for _ in 0..10 {
-        assert!(world.look(Fate::Made).makes.is_empty());
+        assert!(world.look(Fate::Made).creations.is_empty());
     }
     assert!(awaits(&world).contains("handed over"), "{}", awaits(&world));
     world["n1"].labels.remove(keys::HANDED_OVER_LABEL);

@@ -97,7 +97,7 @@ pub(crate) fn until_made(world: &mut World) -> Attempt {
 /// Looks; creates every requested resource.
 pub(crate) fn looks(world: &mut World, times: usize) {
     for _ in 0..times {
-        for planned in world.look(Fate::Made).makes {
+        for planned in world.look(Fate::Made).creations {
             let object = planned.object;
             world.resources.insert(planned.name, object.clone());
             let (node, key) = ("n1".to_owned(), planned.key);
@@ -111,7 +111,7 @@ pub(crate) fn ends(world: &mut World, open: &Attempt, condition: &str) {
     let object = world.resources.get_mut(&open.name).unwrap();
     let condition = json!({"type": condition, "status": "True", "reason": "R", "message": "m"});
     object["status"] = json!({"conditions": [condition]});
-    world.tell_of_resource();
+    world.deliver_resources();
     looks(world, 4);
 }
 

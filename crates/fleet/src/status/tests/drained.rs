@@ -38,7 +38,9 @@ fn story(settings: Settings) -> Story {
 
 fn pod_ends(story: &mut Story) {
     story.world.pods.clear();
-    story.world.tell(PodUpdate::Gone("jobs/a".to_owned()));
+    story
+        .world
+        .deliver_pod_update(PodUpdate::Gone("jobs/a".to_owned()));
     story.settle();
 }
 
@@ -111,7 +113,7 @@ fn who_ends_the_session_before_cancels_the_drain() {
             "recovery" => story.event(0, false, true),
             _ => {
                 story.world.handle(FleetInput::NodeGone("n1".to_owned()));
-                for status in story.world.look_unseen(Fate::Made).statuses {
+                for status in story.world.look_without_watch(Fate::Made).statuses {
                     story.write(&status);
                 }
             }
@@ -166,7 +168,7 @@ fn a_restart_makes_up_for_what_was_not_written_of_a_drain() {
     let mut story = story(drains());
     story.event(0, true, false);
     story.settle();
-    let kept = story.world.kept();
+    let kept = story.world.saved_state();
     story.event(0, false, true);
     story.settle();
     story.event(1, true, false);

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::world::Looked;
+use crate::world::LookEffects;
 
 const GPUS: u8 = 3;
 const CHECKS: [&str; 3] = ["GpuMemWatch", "GpuThermalWatch", "SysLogsGPUFallenOff"];
@@ -57,9 +57,9 @@ fn has_session(world: &World) -> bool {
 }
 
 /// Decides, and ends the controller when some of the effects are done. Returns them.
-fn crash(world: &mut World, patch: bool, rules: bool, restart: Restart) -> Looked {
+fn crash(world: &mut World, patch: bool, rules: bool, restart: Restart) -> LookEffects {
     world.tick();
-    world.see("n1");
+    world.deliver_node("n1");
     world.loses_rules = !rules;
     let looked = world.decide();
     world.loses_rules = false;
@@ -67,12 +67,12 @@ fn crash(world: &mut World, patch: bool, rules: bool, restart: Restart) -> Looke
         world["n1"] = world["n1"].after(&planned.change);
     }
     world.restart(restart);
-    world.see_devices(GPUS);
+    world.deliver_devices(GPUS);
     looked
 }
 
 /// Returns whether any change makes a rule that does more than inform.
-fn takes_out(looked: &Looked) -> bool {
+fn takes_out(looked: &LookEffects) -> bool {
     let after = looked.rules.iter().filter_map(RuleChange::after);
     let mut effects = after.map(|rule| rule.spec.taint.effect);
     effects.any(|effect| effect > TaintEffect::None)
@@ -97,7 +97,7 @@ proptest! {
         happenings in prop::collection::vec(happening(), 1..40),
     ) {
         let mut world = World::new(&policy());
-        world.see_devices(GPUS);
+        world.deliver_devices(GPUS);
         for happening in happenings {
             let had_session = has_session(&world);
             match happening {
@@ -108,7 +108,7 @@ proptest! {
                 }
                 Happening::Crash(restart) => {
                     world.restart(restart);
-                    world.see_devices(GPUS);
+                    world.deliver_devices(GPUS);
                 }
                 Happening::CrashBetween { patch, rules, restart } => {
                     let looked = crash(&mut world, patch, rules, restart);

@@ -38,12 +38,12 @@ fn world() -> World {
 }
 
 /// Looks some times. Returns the effects.
-fn look(world: &mut World) -> Looked {
-    let mut all = Looked::default();
+fn look(world: &mut World) -> LookEffects {
+    let mut all = LookEffects::default();
     for _ in 0..6 {
         let looked = world.look(PatchFate::Made);
         assert!(looked.removals.is_empty(), "{looked:?}");
-        all.makes.extend(looked.makes);
+        all.creations.extend(looked.creations);
         all.withdrawn.extend(looked.withdrawn);
         all.notes.extend(looked.notes);
     }
@@ -66,7 +66,7 @@ fn finish(world: &mut World, name: &str) {
     let conditions = json!([{"type": "DrainComplete", "status": "True"}]);
     let object = world.resources.get_mut(name).unwrap();
     object["status"] = json!({"conditions": conditions});
-    world.tell_of_resource();
+    world.deliver_resources();
 }
 
 fn session_id(world: &World) -> String {
@@ -84,8 +84,11 @@ fn a_node_is_drained_by_a_custom_resource_and_by_nobody_else() {
     let before = world["n1"].clone();
     world.fault(0);
     let mut looked = look(&mut world);
-    assert_eq!((state(&world), looked.makes.len()), (Some("draining"), 1));
-    let planned = looked.makes.remove(0);
+    assert_eq!(
+        (state(&world), looked.creations.len()),
+        (Some("draining"), 1)
+    );
+    let planned = looked.creations.remove(0);
     let name = format!("drain-n1-{}", session_id(&world));
     assert_eq!(planned.name, name);
     // Only the pods that are to leave are named.
@@ -93,7 +96,7 @@ fn a_node_is_drained_by_a_custom_resource_and_by_nobody_else() {
     let owner = &planned.object["metadata"]["ownerReferences"][0];
     assert_eq!(owner["kind"], "Node");
     make(&mut world, &planned);
-    assert!(look(&mut world).makes.is_empty());
+    assert!(look(&mut world).creations.is_empty());
     assert_eq!(awaits(&world), format!("the end of DrainRequest {name}"));
     // The node is not drained just because its pods are gone.
     gone(&mut world, "jobs/a");
@@ -123,14 +126,14 @@ fn a_node_is_drained_by_a_custom_resource_and_by_nobody_else() {
 fn the_resource_of_an_earlier_drain_makes_way() {
     let mut world = world();
     world.fault(0);
-    let earlier = look(&mut world).makes.remove(0);
+    let earlier = look(&mut world).creations.remove(0);
     world["n1"].unschedulable = false;
     look(&mut world);
     create(&mut world, &earlier);
     world.restart(Restart::All);
     world.now += SignedDuration::from_secs(1);
     world.fault(0);
-    let planned = look(&mut world).makes.remove(0);
+    let planned = look(&mut world).creations.remove(0);
     assert_eq!(planned.name, earlier.name);
     assert_ne!(planned.key, earlier.key);
     make(&mut world, &planned);
@@ -139,7 +142,7 @@ fn the_resource_of_an_earlier_drain_makes_way() {
     assert_eq!(withdrawn, [earlier.key]);
     // The creation is requested again, and succeeds once the other resource has gone.
     world.resources.clear();
-    make(&mut world, &looked.makes.remove(0));
+    make(&mut world, &looked.creations.remove(0));
     look(&mut world);
     assert!(awaits(&world).starts_with("the end of DrainRequest"));
 }
@@ -151,7 +154,7 @@ fn whoever_starts_anew_asks_for_the_same_drain() {
         for moment in 0..4 {
             let mut world = world();
             world.fault(0);
-            let planned = look(&mut world).makes.remove(0);
+            let planned = look(&mut world).creations.remove(0);
             match moment {
                 0 => {}
                 1 => drop(create(&mut world, &planned)),
@@ -162,7 +165,7 @@ fn whoever_starts_anew_asks_for_the_same_drain() {
                 finish(&mut world, &planned.name);
             }
             world.restart(with);
-            for again in look(&mut world).makes {
+            for again in look(&mut world).creations {
                 assert_eq!((&again.name, &again.key), (&planned.name, &planned.key));
                 make(&mut world, &again);
             }
@@ -180,7 +183,7 @@ fn who_ends_the_session_has_it_withdrawn_also_while_it_is_made() {
         for made in [false, true] {
             let mut world = world();
             world.fault(0);
-            let planned = look(&mut world).makes.remove(0);
+            let planned = look(&mut world).creations.remove(0);
             if made {
                 make(&mut world, &planned);
                 look(&mut world);
@@ -208,7 +211,7 @@ fn who_ends_the_session_has_it_withdrawn_also_while_it_is_made() {
 fn one_that_does_not_end_asks_a_person_and_is_not_called_drained() {
     let mut world = world();
     world.fault(0);
-    let planned = look(&mut world).makes.remove(0);
+    let planned = look(&mut world).creations.remove(0);
     make(&mut world, &planned);
     look(&mut world);
     assert_eq!(eviction(&world), EvictionStatus::InProgress);
@@ -242,7 +245,7 @@ fn one_that_does_not_end_asks_a_person_and_is_not_called_drained() {
 fn what_cannot_be_made_is_tried_again_and_a_person_asked() {
     let mut world = world();
     world.fault(0);
-    let mut planned = look(&mut world).makes.remove(0);
+    let mut planned = look(&mut world).creations.remove(0);
     let mut tries = 0;
     for _ in 0..100 {
         let (node, key) = ("n1".to_owned(), planned.key.clone());
@@ -252,7 +255,7 @@ fn what_cannot_be_made_is_tried_again_and_a_person_asked() {
             retry_after: None,
         };
         world.handle(FleetInput::ResourceCreated { node, key, answer });
-        if let Some(again) = look(&mut world).makes.pop() {
+        if let Some(again) = look(&mut world).creations.pop() {
             (planned, tries) = (again, tries + 1);
         }
     }
@@ -274,7 +277,7 @@ fn what_cannot_be_made_is_tried_again_and_a_person_asked() {
     assert!(awaits(&world).ends_with("to be made (another is there, which is not ours)"));
     world.resources.clear();
     world.now += SignedDuration::from_mins(1);
-    let again = look(&mut world).makes.remove(0);
+    let again = look(&mut world).creations.remove(0);
     make(&mut world, &again);
     look(&mut world);
     finish(&mut world, &again.name);
@@ -292,7 +295,7 @@ fn nodes_that_the_selector_leaves_out_are_drained_by_their_namespaces() {
     let mut world = world_with(by(&table), &["jobs/a"]);
     world["n1"].labels.insert("slurm".into(), String::new());
     world.fault(0);
-    assert_eq!(look(&mut world).makes.len(), 1);
+    assert_eq!(look(&mut world).creations.len(), 1);
 }
 
 #[test]
@@ -304,7 +307,7 @@ fn a_dry_run_makes_none_and_comes_to_its_end() {
     let mut world = world_with(settings, &["jobs/a"]);
     world.fault(0);
     let looked = look(&mut world);
-    assert!(looked.makes.is_empty());
+    assert!(looked.creations.is_empty());
     let mut notes = looked.notes.iter();
     assert!(notes.any(|note| note.text.starts_with("dry run: DrainRequest drain-n1-")));
     assert_eq!(world.phase(), Phase::Drained);
@@ -355,7 +358,7 @@ impl Real {
         };
         let looked = world.look(fate);
         assert!(looked.removals.is_empty(), "{looked:?}");
-        for one in looked.makes {
+        for one in looked.creations {
             // Resources are requested only for a node that is out and whose mark says that it is
             // being drained.
             assert_eq!(before.as_deref(), Some("draining"), "{one:?}");
@@ -369,7 +372,7 @@ impl Real {
                 |object: &Value| object["metadata"]["annotations"][keys::ATTEMPT] == attempt.key();
             if world.resources.get(&attempt.name).is_some_and(ours) {
                 world.resources.remove(&attempt.name);
-                world.tell_of_resource();
+                world.deliver_resources();
             }
         }
         if state(world) == Some("drain-succeeded") && before.as_deref() != Some("drain-succeeded") {
@@ -425,7 +428,7 @@ impl Real {
             }
             Act::Delete => {
                 world.resources.clear();
-                world.tell_of_resource();
+                world.deliver_resources();
             }
             Act::Wait(seconds) => world.now += SignedDuration::from_secs(i64::from(*seconds)),
             Act::Uncordon => world["n1"].unschedulable = false,

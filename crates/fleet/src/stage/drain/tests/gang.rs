@@ -33,8 +33,11 @@ fn a_gang_writes_its_checkpoint_before_any_of_it_is_evicted_through_restarts() {
         world.restart(Restart::Nothing);
         let mut looked = begin(&mut world);
         assert!(removed(&looked).is_empty());
-        let told = looked.checkpoints.remove(0);
-        assert_eq!((told.name.as_str(), told.uid.as_str()), ("b", "uid-b"));
+        let request = looked.checkpoints.remove(0);
+        assert_eq!(
+            (request.name.as_str(), request.uid.as_str()),
+            ("b", "uid-b")
+        );
         assert!(
             looked
                 .notes
@@ -47,12 +50,12 @@ fn a_gang_writes_its_checkpoint_before_any_of_it_is_evicted_through_restarts() {
             let pod = world.pods.get_mut("now/b").unwrap();
             let checkpoint = Checkpoint {
                 takes: None,
-                requested: Some(told.at),
+                requested: Some(request.at),
                 done,
             };
             pod.checkpoint = Some(checkpoint);
             let pod = pod.clone();
-            world.tell(PodUpdate::Observed(Box::new(pod)));
+            world.deliver_pod_update(PodUpdate::Observed(Box::new(pod)));
         };
         answer(&mut world, "b", RemovalAnswer::Taken);
         says(&mut world, None);
@@ -66,7 +69,7 @@ fn a_gang_writes_its_checkpoint_before_any_of_it_is_evicted_through_restarts() {
             "{}",
             awaits(&world)
         );
-        says(&mut world, Some(told.at));
+        says(&mut world, Some(request.at));
         world.now += WATCH_DELAY;
         let looked = world.look(PatchFate::Made);
         assert_eq!(removed(&looked), ["evict now/a", "evict now/b"]);
@@ -75,7 +78,7 @@ fn a_gang_writes_its_checkpoint_before_any_of_it_is_evicted_through_restarts() {
 
 #[test]
 fn who_cannot_be_told_or_does_not_answer_is_evicted_when_its_time_is_over() {
-    for told in [false, true] {
+    for is_taken in [false, true] {
         let mut world = world(&[]);
         of_gang(&mut world, "now/b", Some(Checkpoint::default()));
         world.restart(Restart::Nothing);
@@ -83,7 +86,7 @@ fn who_cannot_be_told_or_does_not_answer_is_evicted_when_its_time_is_over() {
         let since = world.now;
         let mut evicted = None;
         for _ in 0..300 {
-            let said = if told {
+            let removal = if is_taken {
                 RemovalAnswer::Taken
             } else {
                 RemovalAnswer::Failed {
@@ -92,7 +95,7 @@ fn who_cannot_be_told_or_does_not_answer_is_evicted_when_its_time_is_over() {
                 }
             };
             if asked {
-                answer(&mut world, "b", said);
+                answer(&mut world, "b", removal);
             }
             world.now += SignedDuration::from_secs(3);
             let looked = world.look(PatchFate::Made);
@@ -106,11 +109,11 @@ fn who_cannot_be_told_or_does_not_answer_is_evicted_when_its_time_is_over() {
         let limit = SignedDuration::from_mins(10);
         assert!(
             evicted <= limit + SignedDuration::from_secs(40),
-            "{told} {evicted}"
+            "{is_taken} {evicted}"
         );
         assert!(
             evicted >= limit - SignedDuration::from_secs(10),
-            "{told} {evicted}"
+            "{is_taken} {evicted}"
         );
     }
 }

@@ -66,7 +66,7 @@ fn the_pods_of_a_tainted_gpu_leave_and_the_others_work_on() {
     }
     add(&mut world, "now/no-gpu");
     world.restart(Restart::Nothing);
-    world.see_devices(4);
+    world.deliver_devices(4);
     let before = world["n1"].clone();
     report(&mut world, "GPU-0", RecommendedAction::RestartBm);
     assert_eq!(settle(&mut world), ["evict now/a"]);
@@ -83,7 +83,7 @@ fn the_pods_of_a_tainted_gpu_leave_and_the_others_work_on() {
     assert_eq!(settle(&mut world), ["evict now/b"]);
     // After a restart without a store the drain resumes.
     world.restart(Restart::Events);
-    world.see_devices(4);
+    world.deliver_devices(4);
     assert_eq!(settle(&mut world), ["evict now/b"]);
     leave(&mut world, "b");
     settle(&mut world);
@@ -130,7 +130,7 @@ fn of_a_node_that_is_out_for_the_reset_of_a_gpu_only_its_pods_leave() {
             .contains("now/unsaid: which GPUs it has is not written on it")
     );
     with_gpus(&mut world, "now/unsaid", &["GPU-1"]);
-    world.list_pods();
+    world.deliver_pods();
     settle(&mut world);
     assert_eq!(
         (state(&world), world.phase()),

@@ -93,7 +93,7 @@ impl Real {
             Act::Comes(index) => {
                 add(world, &title(*index));
                 let pod = world.pods[&title(*index)].clone();
-                world.tell(PodUpdate::Observed(Box::new(pod)));
+                world.deliver_pod_update(PodUpdate::Observed(Box::new(pod)));
             }
             Act::Ends(index) => gone(world, &title(*index)),
             Act::Answer(how) => {
@@ -101,7 +101,7 @@ impl Real {
                     return;
                 };
                 let why = "no".to_owned();
-                let said = match how {
+                let removal = match how {
                     0 => RemovalAnswer::Taken,
                     1 => RemovalAnswer::Gone,
                     2 => RemovalAnswer::Held {
@@ -116,9 +116,9 @@ impl Real {
                 if *how < 2 {
                     gone(world, &format!("{}/{}", one.namespace, one.name));
                 }
-                answer(world, &one.name, said);
+                answer(world, &one.name, removal);
             }
-            Act::List => world.list_pods(),
+            Act::List => world.deliver_pods(),
             Act::Wait(seconds) => world.now += SignedDuration::from_secs(i64::from(*seconds)),
             Act::Uncordon => world["n1"].unschedulable = false,
         }

@@ -272,7 +272,7 @@ impl Stage {
         match self {
             Self::Draining => {
                 world.pods.clear();
-                world.tell(crate::PodUpdate::Gone("jobs/a".into()));
+                world.deliver_pod_update(crate::PodUpdate::Gone("jobs/a".into()));
             }
             Self::Remediating => end(world, done()),
             Self::Validating => {
@@ -321,7 +321,7 @@ fn end(world: &mut World, status: Value) {
 fn looks(world: &mut World) -> String {
     let mut made = Vec::new();
     for _ in 0..8 {
-        for planned in world.look(Fate::Made).makes {
+        for planned in world.look(Fate::Made).creations {
             make(world, &planned);
             made.push(planned.kind.kind);
         }

@@ -55,7 +55,7 @@ fn world_with_pod() -> World {
 
 fn pod_ends(world: &mut World) {
     world.pods.clear();
-    world.tell(PodUpdate::Gone("jobs/a".to_owned()));
+    world.deliver_pod_update(PodUpdate::Gone("jobs/a".to_owned()));
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn what_asks_for_no_repair_collects_nothing_and_what_asks_for_a_person_does() {
     let mut world = world_with_pod();
     fault(&mut world, 0, 0);
     for _ in 0..5 {
-        assert!(world.look(Fate::Made).makes.is_empty());
+        assert!(world.look(Fate::Made).creations.is_empty());
     }
     fault(&mut world, 1, 5);
     assert_eq!(until_made(&mut world).kind.kind, "Job");

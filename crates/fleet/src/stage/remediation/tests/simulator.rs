@@ -65,7 +65,7 @@ impl Real {
     fn look(&mut self, world: &mut World, made: bool) {
         let before = Ownership::read(&world["n1"]);
         let looked = world.look(if made { Fate::Made } else { Fate::Refused });
-        for one in looked.makes {
+        for one in looked.creations {
             // A resource is created only for an attempt in the mark of a drained node with an
             // open session.
             let own = before.as_ref().unwrap();
@@ -89,7 +89,7 @@ impl Real {
             {
                 world.resources.remove(&attempt.name);
                 self.made.remove(&attempt.name);
-                world.tell_of_resource();
+                world.deliver_resources();
             }
         }
         if world.phase() == Phase::Idle {
@@ -191,7 +191,7 @@ impl Real {
                 // A resource that vanished after its answer was lost cannot be known.
                 if let Some(one) = there.filter(|one| one.made.is_some()) {
                     world.resources.remove(&one.name);
-                    world.tell_of_resource();
+                    world.deliver_resources();
                 }
             }
             Act::Wait(seconds) => world.now += SignedDuration::from_secs(i64::from(*seconds)),

@@ -5,7 +5,7 @@ use super::*;
 const SUPPORT: &str = "no repair is configured for CONTACT_SUPPORT";
 
 /// Looks some times. Returns the journal entries of this kind.
-fn said(world: &mut World, kind: EntryKind) -> Vec<String> {
+fn entries(world: &mut World, kind: EntryKind) -> Vec<String> {
     (0..6)
         .flat_map(|_| texts(&world.look(Fate::Made), kind))
         .collect()
@@ -25,9 +25,12 @@ fn a_repair_that_nothing_asks_for_any_more_is_not_waited_for() {
             } else {
                 fault(&mut world, 0, 0);
             }
-            let said = said(&mut world, EntryKind::Session);
+            let entries = entries(&mut world, EntryKind::Session);
             let text = "no repair is under way: no open fault asks for one";
-            assert!(said.iter().any(|one| one == text), "{reason}: {said:?}");
+            assert!(
+                entries.iter().any(|one| one == text),
+                "{reason}: {entries:?}"
+            );
             // The rest waits like a node whose faults never asked for remediation.
             let is = (world.phase(), state(&world));
             let wanted = (Phase::Drained, Some("drain-succeeded"));
@@ -38,7 +41,7 @@ fn a_repair_that_nothing_asks_for_any_more_is_not_waited_for() {
             );
             world.restart(Restart::Nothing);
             world.now += SignedDuration::from_hours(400);
-            assert!(world.look(Fate::Made).makes.is_empty());
+            assert!(world.look(Fate::Made).creations.is_empty());
             assert_eq!(world.phase(), Phase::Drained, "{reason} {recovers}");
             // The next fault that asks for remediation gets it, unless that was tried in vain.
             fault(&mut world, 2, 24);
@@ -86,8 +89,11 @@ fn a_repair_that_is_held_back_is_not_called_one_that_nothing_asks_for() {
     let label = keys::HANDED_OVER_LABEL.to_owned();
     world["n1"].labels.insert(label, "false".to_owned());
     world.now += SignedDuration::from_hours(2);
-    let said = said(&mut world, EntryKind::Session).concat();
-    assert!(said.contains("no repair is under way; awaited:"), "{said}");
+    let entries = entries(&mut world, EntryKind::Session).concat();
+    assert!(
+        entries.contains("no repair is under way; awaited:"),
+        "{entries}"
+    );
 }
 
 #[test]
@@ -125,7 +131,7 @@ fn a_person_is_asked_beside_what_is_waited_for() {
         assert!(awaits(&world).starts_with(waits), "{}", awaits(&world));
         fault(&mut world, 1, 5);
         assert_eq!(
-            said(&mut world, EntryKind::Attention),
+            entries(&mut world, EntryKind::Attention),
             [format!(
                 "the repair makes no progress: {SUPPORT}; repair the node by hand, and release it"
             )]
@@ -167,7 +173,7 @@ fn what_a_person_is_asked_beside_goes_on() {
     assert_eq!(world.phase(), Phase::RemediationFailed);
     // If the attempt does not help, a person is asked about both.
     world.now += SignedDuration::from_mins(16);
-    let asked = said(&mut world, EntryKind::Attention);
+    let asked = entries(&mut world, EntryKind::Attention);
     assert_eq!(asked.len(), 1, "{asked:?}");
     assert!(
         asked[0].contains("no repair is left to be tried"),
@@ -191,7 +197,7 @@ fn a_later_session_makes_no_custom_resource_of_an_earlier_name() {
         );
         if deleted {
             world.resources.remove(&name);
-            world.tell_of_resource();
+            world.deliver_resources();
         }
         world.annotate(keys::RELEASE, "{}");
         world.settle();
