@@ -93,24 +93,24 @@ impl Look<'_> {
         let entry = &mut *self.entry;
         let found = std::mem::take(&mut entry.claim.found);
         // Ids that the node no longer lists are dropped.
-        let known = &mut entry.claim.stored;
-        known.retain(|id| own.events.iter().any(|event| event.id == *id));
+        let stored = &mut entry.claim.stored;
+        stored.retain(|id| own.events.iter().any(|event| event.id == *id));
         let (mut unknown, mut asked) = (Vec::new(), Vec::new());
         let mut history = BTreeMap::new();
         // The fault book was built from the store.
         let faults = self.state.book.faults(name);
         for event in &own.events {
             let id = &event.id;
-            if known.contains(id) {
+            if stored.contains(id) {
                 continue;
             }
             if faults.iter().any(|fault| fault.event.id == *id) {
-                known.push(id.clone());
+                stored.push(id.clone());
                 continue;
             }
             match found.get(id) {
                 None => asked.push(id.clone()),
-                Some(EventInStore::Current) => known.push(id.clone()),
+                Some(EventInStore::Current) => stored.push(id.clone()),
                 // A record is added once, even if several parts of it are listed.
                 Some(EventInStore::History(record)) => {
                     history.insert(&record.id, record.as_ref());

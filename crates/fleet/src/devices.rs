@@ -131,9 +131,9 @@ impl Devices {
     /// Sets the state of a rule from the answer to its change, unless the watch has already
     /// delivered a newer state.
     pub(super) fn rule_answered(&mut self, name: &str, after: Option<Box<Rule>>) {
-        let known = self.rules.get(name);
-        let overtaken =
-            (known.zip(after.as_ref())).is_some_and(|(known, after)| after.is_older_than(known));
+        let current = self.rules.get(name);
+        let overtaken = (current.zip(after.as_ref()))
+            .is_some_and(|(current, after)| after.is_older_than(current));
         if !overtaken {
             self.update(DeviceInput::Rule(name.to_owned(), after));
         }

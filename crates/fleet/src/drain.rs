@@ -2,7 +2,7 @@
 //!
 //! [`fate`] is asked about each pod on its own: the configuration for its namespace and the
 //! state of the pod decide what happens next. So a namespace that waits holds up no other one,
-//! and a restart gets the same answer. [`crate::fleet`] keeps track of failed tries.
+//! and a restart gets the same answer. [`crate::Fleet`] keeps track of failed tries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -130,14 +130,14 @@ impl NodeEntry {
     /// Sets the observed state of the node. Returns whether anything that decisions depend on
     /// has changed; a heartbeat changes nothing.
     pub(super) fn set_view(&mut self, view: Arc<NodeView>) -> bool {
-        let Some(known) = &self.view else {
+        let Some(current) = &self.view else {
             self.view = Some(view);
             self.journaled.missing = false;
             self.absent_since = None;
             self.observe();
             return true;
         };
-        let changed = !known.same_but_for_heartbeat(&view);
+        let changed = !current.same_but_for_heartbeat(&view);
         self.view = Some(view);
         if changed || !self.pretended.is_empty() {
             self.observe();
@@ -151,14 +151,14 @@ impl NodeEntry {
     /// every known Kubernetes; where they are not, no view counts as older, and a patch that
     /// rests on an old one fails its tests.
     pub(super) fn is_outdated(&self, view: &NodeView) -> bool {
-        let Some(known) = self.view.as_ref().filter(|known| known.uid == view.uid) else {
+        let Some(current) = self.view.as_ref().filter(|current| current.uid == view.uid) else {
             return false;
         };
         match (
-            known.resource_version.parse::<u64>(),
+            current.resource_version.parse::<u64>(),
             view.resource_version.parse::<u64>(),
         ) {
-            (Ok(known), Ok(version)) => version < known,
+            (Ok(current), Ok(version)) => version < current,
             _ => false,
         }
     }

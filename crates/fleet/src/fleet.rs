@@ -417,8 +417,8 @@ impl Fleet {
     /// Looks at all marked nodes.
     pub(super) fn look_at_marked(&mut self) {
         // Decisions need the whole state: a missing fault or node would change them.
-        let known = self.state.caught_up && self.state.listed && !self.state.awaits_devices();
-        let Some(policy) = self.state.policy.clone().filter(|_| known) else {
+        let is_ready = self.state.caught_up && self.state.listed && !self.state.awaits_devices();
+        let Some(policy) = self.state.policy.clone().filter(|_| is_ready) else {
             return;
         };
         let mut looked_at = Vec::new();

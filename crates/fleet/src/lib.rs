@@ -16,7 +16,6 @@ mod agenda;
 mod assessment;
 pub mod brake;
 mod claim;
-mod departed;
 mod desired;
 mod devices;
 pub mod drain;

@@ -10,7 +10,6 @@ use policy::Policy;
 use policy::assess::Desired;
 
 use super::agenda::Agenda;
-use super::departed::close_faults_of_gone_machine;
 use super::entry::{Claim, NodeEntry};
 use super::stage::{Facts, Requests, Stages};
 use super::state::FleetState;
@@ -18,7 +17,10 @@ use super::{Effect, Level};
 use crate::session::{JournalNote, Observed};
 use crate::waiting::BrakeState;
 
+mod departed;
 mod step;
+
+use departed::close_faults_of_gone_machine;
 
 /// A node, and the state shared by all nodes, during a look.
 pub(super) struct Look<'a> {
@@ -214,10 +216,10 @@ impl Look<'_> {
     /// Journals once that the node chooses a policy that does not exist.
     fn journal_policy_choice(&mut self, view: &NodeView, policy: &Policy) {
         let unknown = policy.unknown_choice(view).map(str::to_owned);
-        let known = &mut self.entry.journaled.unknown_policy;
-        let news = *known != unknown;
-        known.clone_from(&unknown);
-        if let Some(unknown) = unknown.filter(|_| news) {
+        let last = &mut self.entry.journaled.unknown_policy;
+        let is_new = *last != unknown;
+        last.clone_from(&unknown);
+        if let Some(unknown) = unknown.filter(|_| is_new) {
             self.call_attention(unknown_policy(&unknown));
         }
     }

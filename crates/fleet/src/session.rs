@@ -1,11 +1,11 @@
 //! The quarantine session of a node: a state machine without I/O.
 //!
 //! A node has one session, whether the whole node is out or only single devices of it: the rules
-//! that taint devices follow from the session ([`crate::fleet`]).
+//! that taint devices follow from the session ([`crate::Fleet`]).
 //!
 //! Each change that gpuwarden makes on a node is recorded in the node's annotations
 //! ([`model::ownership`]) by the same patch. So a restart forgets nothing, with its store or
-//! without, and a recovery takes back exactly that. [`step`] compares the desired state with the
+//! without, and a recovery takes back exactly that. [`step()`] compares the desired state with the
 //! observed one and returns the effects that lead from one to the other. It may be called at any
 //! time and any number of times, since it drives towards a state and counts no messages.
 //!
@@ -15,9 +15,9 @@
 //! | out, but held back | no | Held | |
 //! | out | no | Quarantining | a patch that takes the node out |
 //! | out | yes | Quarantined | a patch, if the marks differ from the desired state |
-//! | out, and its pods are to leave | yes | Draining | the same; its pods are evicted ([`crate::fleet`]) |
+//! | out, and its pods are to leave | yes | Draining | the same; its pods are evicted ([`crate::Fleet`]) |
 //! | out, and they have left | yes | Drained | the same |
-//! | out, and under remediation | yes | Remediating | the same; custom resources are created ([`crate::fleet`]) |
+//! | out, and under remediation | yes | Remediating | the same; custom resources are created ([`crate::Fleet`]) |
 //! | out, and that has succeeded | yes | Remediated | the same |
 //! | out, and a person is to remediate it | yes | `RemediationFailed` | the same |
 //! | in service | yes | Releasing | after the wait, a patch that gives the node back |
@@ -321,9 +321,9 @@ impl Session {
     pub fn update_times(&mut self, observed: &Observed, now: Timestamp) -> Option<Timestamp> {
         let since = observed.own.as_ref().and_then(|own| own.since);
         self.times.take_in(keys::SESSION, since, now);
-        let says = released_at(&observed.view);
-        let counts = self.times.take_in(keys::RELEASED_AT, says, now);
-        counts.filter(|_| counts != says)
+        let written = released_at(&observed.view);
+        let counts = self.times.take_in(keys::RELEASED_AT, written, now);
+        counts.filter(|_| counts != written)
     }
 
     /// Updates the session from the node: completely, if this process does not know the session
@@ -391,7 +391,7 @@ impl Session {
         }
     }
 
-    /// Returns when to call [`step`] again after `now` if nothing happens; `None` for never.
+    /// Returns when to call [`step()`] again after `now` if nothing happens; `None` for never.
     pub fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
         let attention = self
             .pending_since

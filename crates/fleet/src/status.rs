@@ -150,8 +150,8 @@ impl Reports {
         at: Timestamp,
     ) -> Vec<StatusUpdate> {
         let statuses = self.derive(observed, desired, drain, at);
-        let said = statuses.iter().filter(|one| !one.is_of_session());
-        self.updates.extend(said.cloned());
+        let new = statuses.iter().filter(|one| !one.is_of_session());
+        self.updates.extend(new.cloned());
         // The oldest is the most likely to be in its record.
         while self.updates.iter().map(StatusUpdate::size).sum::<usize>() > MAX_REPORTS {
             self.updates.remove(0);
@@ -177,13 +177,17 @@ impl Reports {
         let by_hand = (marks.iter()).any(|mark| observed.view.annotations.contains_key(*mark));
         let mut cancel = None;
         if before != self.session {
-            let said = self.drain.take();
+            let last_drain = self.drain.take();
             self.repair = None;
             // After a restart the newest quarantine may be that of the session on the node.
             if before.is_some() && !(restored && own.is_some()) {
                 // The updates that end the quarantine come after this one, which needs it to
                 // find the events.
-                statuses.extend(StatusUpdate::end_of_drain(&observed.view.name, said, at));
+                statuses.extend(StatusUpdate::end_of_drain(
+                    &observed.view.name,
+                    last_drain,
+                    at,
+                ));
             }
             if before.is_none() && own.is_some_and(|own| own.mark.drain.is_none()) {
                 self.drain.clone_from(&drain); // The events get it with their own status.

@@ -297,7 +297,7 @@ impl FleetView {
             .nodes
             .binary_search_by(|one| one.name.as_str().cmp(node));
         let found = found.ok().and_then(|index| self.nodes.get(index));
-        let faults = found.map_or(&[][..], |known| &known.faults);
+        let faults = found.map_or(&[][..], |status| &status.faults);
         let is_sent = |fault: &&FaultView| {
             !fault.dismissed && (fault.fatal || fault.check == keys::CHECK_XID)
         };

@@ -93,11 +93,11 @@ impl World {
 
     /// Restarts the controller with some of its state.
     pub(crate) fn restart(&mut self, with: Restart) {
-        let kept = (with == Restart::All).then(|| self.saved_state());
+        let saved = (with == Restart::All).then(|| self.saved_state());
         if with == Restart::Nothing {
             self.stored.clear();
         }
-        self.restart_from(kept);
+        self.restart_from(saved);
     }
 
     /// Returns what the controller would save of `n1` now, as read back.
@@ -119,13 +119,13 @@ impl World {
     }
 
     /// Restarts the controller, from state saved at some time and the events since then.
-    pub(crate) fn restart_from(&mut self, kept: Option<SavedState>) {
+    pub(crate) fn restart_from(&mut self, saved: Option<SavedState>) {
         let policy = Some(Arc::clone(&self.policy));
         self.watched.clear();
         self.watches_pods = false;
         self.fleet = Fleet::new(self.settings.clone(), policy, self.now);
-        match kept {
-            Some(kept) => self.fleet.restore(kept, self.now),
+        match saved {
+            Some(saved) => self.fleet.restore(saved, self.now),
             None => self.fleet.begin(),
         }
         let applied = self.fleet.book().applied();

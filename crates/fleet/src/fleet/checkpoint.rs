@@ -45,22 +45,22 @@ impl Fleet {
 
     /// Restores the state that an earlier process has saved. A fleet that writes nothing has no
     /// sessions of its own.
-    pub fn restore(&mut self, mut kept: SavedState, now: Timestamp) {
+    pub fn restore(&mut self, mut saved: SavedState, now: Timestamp) {
         self.set_time(now);
-        self.state.book = kept.book;
-        self.state.begun = kept.begun;
-        self.agenda.unsaved.nodes.extend(kept.unsaved);
-        self.brake.recent = kept.recently_out;
+        self.state.book = saved.book;
+        self.state.begun = saved.begun;
+        self.agenda.unsaved.nodes.extend(saved.unsaved);
+        self.brake.recent = saved.recently_out;
         self.brake.mark_stale();
         if self.writes() {
-            for (name, sessions) in kept.sessions {
+            for (name, sessions) in saved.sessions {
                 let entry = self.look_again_at(&name);
                 for session in sessions {
                     entry.session = session.restored(now);
                 }
-                kept.reports.entry(name).or_default();
+                saved.reports.entry(name).or_default();
             }
-            for (name, reports) in kept.reports {
+            for (name, reports) in saved.reports {
                 if reports != SavedReports::default() {
                     self.agenda.unsaved.nodes.insert(name.clone());
                 }

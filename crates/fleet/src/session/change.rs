@@ -295,7 +295,7 @@ impl<'a> Draft<'a> {
         let (node, own) = (self.node, self.own);
         let mut applied = Vec::new();
         for taint in wanted {
-            let known = own.taints.iter().find(|known| known.taint == *taint);
+            let earlier = own.taints.iter().find(|earlier| earlier.taint == *taint);
             // A node cannot have two taints of one key and effect: an existing one stays, unless
             // it is ours and is removed now.
             let occupied = node.taints.iter().any(|on| {
@@ -303,11 +303,11 @@ impl<'a> Draft<'a> {
                 on.taint.key == taint.key && on.taint.effect == taint.effect && !goes
             });
             let gone = self.puts_back && !node.has_taint(taint);
-            let pre_existing = match known {
-                Some(known) if known.pre_existing || !gone => known.pre_existing,
+            let pre_existing = match earlier {
+                Some(earlier) if earlier.pre_existing || !gone => earlier.pre_existing,
                 _ => occupied,
             };
-            if (known.is_none() || gone) && !pre_existing {
+            if (earlier.is_none() || gone) && !pre_existing {
                 self.change.add_taints.push(taint.clone());
             }
             applied.push(AppliedTaint {

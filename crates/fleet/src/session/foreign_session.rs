@@ -1,6 +1,6 @@
 //! The session of another gpuwarden, for people: its owner, and what ends it.
 //!
-//! It is left alone ([`super::step`] is not called), and the node counts as out of service. Its
+//! It is left alone ([`super::step()`] is not called), and the node counts as out of service. Its
 //! owner ends it; where the owner is gone for good, a person does, with the commands named here.
 
 use jiff::Timestamp;
@@ -54,7 +54,7 @@ fn kubectl(change: &NodeChange, node: &str) -> Vec<String> {
         Some(value) => format!("{key}={value}"),
         None => format!("{key}-"),
     };
-    let taken = |(key, value): &(&String, &Option<String>)| {
+    let accepted = |(key, value): &(&String, &Option<String>)| {
         is_plain(key)
             && value
                 .as_ref()
@@ -69,8 +69,13 @@ fn kubectl(change: &NodeChange, node: &str) -> Vec<String> {
         .filter(|taint| is_plain(&taint.key) && is_plain(&taint.effect))
         .map(|taint| format!("{}:{}-", taint.key, taint.effect))
         .collect();
-    let labels: Vec<String> = change.labels.iter().filter(taken).map(edit).collect();
-    let annotations: Vec<String> = change.annotations.iter().filter(taken).map(edit).collect();
+    let labels: Vec<String> = change.labels.iter().filter(accepted).map(edit).collect();
+    let annotations: Vec<String> = change
+        .annotations
+        .iter()
+        .filter(accepted)
+        .map(edit)
+        .collect();
     for (verb, edits) in [
         ("taint node", taints),
         ("label --overwrite node", labels),

@@ -1,7 +1,7 @@
 //! Verdict on an uncordon: a person's gives the node back, a machine's is undone.
 //!
 //! Nothing on a node says who uncordoned it. Programs that load or upgrade drivers uncordon
-//! nodes that they have not cordoned, but they do so at known times ([`crate::fleet`] knows
+//! nodes that they have not cordoned, but they do so at known times ([`crate::Fleet`] knows
 //! these); at any other time it was a person. The removal of a quarantine taint is judged alike.
 //!
 //! | observed on the node | verdict |
@@ -50,9 +50,9 @@ impl Session {
     /// session are present, whether or not anything is decided in that state. For a session that
     /// this process does not know, the node says what was observed before.
     pub fn observe(&mut self, observed: &Observed, now: Timestamp) {
-        if let (Some(seen), Some(own)) = (&mut self.observed_deeds, &observed.own) {
+        if let (Some(deeds), Some(own)) = (&mut self.observed_deeds, &observed.own) {
             let there = own.deeds(&observed.view).filter(|(_, there)| *there);
-            seen.extend(there.map(|(deed, _)| deed));
+            deeds.extend(there.map(|(deed, _)| deed));
         }
         if let Some(own) = observed.own.as_deref().filter(|own| self.is_unknown(own))
             && !own.mark.machines.is_empty()
@@ -81,18 +81,18 @@ impl Session {
         let there = own.deeds(node).filter(|(_, there)| *there);
         let there: BTreeSet<String> = there.map(|(deed, _)| deed).collect();
         // For a session that has just begun nothing was observed before.
-        let seen = self
+        let deeds = self
             .observed_deeds
             .take()
-            .filter(|seen| !is_new || seen.is_empty());
-        let seen = seen.unwrap_or_else(|| {
+            .filter(|deeds| !is_new || deeds.is_empty());
+        let deeds = deeds.unwrap_or_else(|| {
             let missing = |deed: &&String| !own.mark.missing.contains(deed);
             asked.iter().filter(missing).cloned().collect()
         });
-        let mut seen: BTreeSet<String> = seen.intersection(&asked).cloned().collect();
-        seen.extend(there);
-        own.mark.missing = asked.difference(&seen).cloned().collect();
-        self.observed_deeds = Some(seen);
+        let mut deeds: BTreeSet<String> = deeds.intersection(&asked).cloned().collect();
+        deeds.extend(there);
+        own.mark.missing = asked.difference(&deeds).cloned().collect();
+        self.observed_deeds = Some(deeds);
         // The count of restored changes belongs on the node, where there is a place for it: only
         // a process that observes a restored change counts it.
         if is_new || own.replaced_labels.is_some() {

@@ -95,7 +95,7 @@ impl DeviceTaints {
     /// Returns the changes that align the rules of the node with `desired`, except rules with a
     /// change in flight.
     fn changes(&self, facts: &Facts<'_>, desired: &Desired) -> Vec<RuleChange> {
-        let seen = self.rules(facts.name, facts.state);
+        let current = self.rules(facts.name, facts.state);
         let in_session = facts.in_session;
         let mut wanted = BTreeMap::new();
         for (device, taints) in &desired.devices {
@@ -109,14 +109,14 @@ impl DeviceTaints {
         }
         // A node that waits to be given back keeps the taints that it is out with.
         if in_session && !desired.wanted() {
-            let out = seen.iter().map(|rule| &rule.spec);
+            let out = current.iter().map(|rule| &rule.spec);
             for spec in out.filter(|spec| spec.taint.effect > TaintEffect::None) {
                 let key = (spec.device.clone(), spec.taint.key.clone());
                 wanted.insert(key, spec.taint.clone());
             }
         }
         let mut changes = Vec::new();
-        for rule in seen {
+        for rule in current {
             let key = (rule.spec.device.clone(), rule.spec.taint.key.clone());
             match wanted.remove(&key) {
                 Some(taint) if taint == rule.spec.taint => {}

@@ -64,8 +64,8 @@ impl RemediationState {
 
     /// Returns whether the work of an attempt has begun; `None` if not observed yet.
     pub(crate) fn has_begun(&self, attempt: &Attempt) -> Option<bool> {
-        let seen = Some(&self.object.state).filter(|_| self.object.is_for(&attempt.key()));
-        match seen.unwrap_or(&ResourceObservation::Unknown) {
+        let state = Some(&self.object.state).filter(|_| self.object.is_for(&attempt.key()));
+        match state.unwrap_or(&ResourceObservation::Unknown) {
             ResourceObservation::There(state) => {
                 Some(state.begun).filter(|begun| *begun || self.object.confirmed)
             }

@@ -167,12 +167,12 @@ impl World {
     fn change_rule(&mut self, planned: &PlannedRule) {
         let PlannedRule { node, change, .. } = planned;
         let rule = change.rule_name();
-        let seen = match change {
+        let expected = match change {
             RuleChange::Create(_) => None,
             RuleChange::Update(rule, _) | RuleChange::Delete(rule) => Some(&rule.resource_version),
         };
         let is = self.rules.get(&rule).map(|rule| &rule.resource_version);
-        let result = if is == seen {
+        let result = if is == expected {
             let version = is.map_or(0, |is| is.parse::<u64>().unwrap()) + 1;
             let after = change.after().map(|after| Rule {
                 resource_version: version.to_string(),

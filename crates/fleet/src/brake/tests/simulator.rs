@@ -1,5 +1,5 @@
 //! A simulator: random faults, recoveries, people, crashes and lost answers on a whole cluster
-//! with the decisions of production ([`crate::fleet`]), against the promises of the brake.
+//! with the decisions of production ([`crate::Fleet`]), against the promises of the brake.
 
 use std::sync::LazyLock;
 

@@ -83,8 +83,8 @@ impl CustomState {
         custom: Option<&CustomDrain>,
         requests: &mut Requests<'_>,
     ) {
-        let says = object.pointer("/metadata/annotations");
-        let key = says.and_then(|all| all.get(keys::ATTEMPT)?.as_str());
+        let annotations = object.pointer("/metadata/annotations");
+        let key = annotations.and_then(|all| all.get(keys::ATTEMPT)?.as_str());
         if key.is_some_and(|key| self.object.is_for(key)) {
             self.object.state =
                 DrainResource::There(custom.is_some_and(|custom| custom.is_done(object)));

@@ -110,13 +110,13 @@ pub(super) fn drained_gpus(
         }
         (true, true) => Some(Vec::new()),
         (false, false) if config.partial && custom_of(facts).is_none() => {
-            let known = facts.state.devices.of_node(facts.name);
+            let inventory = facts.state.devices.of_node(facts.name);
             let out = |taints: &[DeviceTaint]| {
                 taints.iter().any(|taint| taint.effect > TaintEffect::None)
             };
             let devices = desired.devices.iter().filter(|(_, taints)| out(taints));
             let gpus: BTreeSet<String> = devices
-                .filter_map(|(device, _)| known.get(device)?.gpu.clone())
+                .filter_map(|(device, _)| inventory.get(device)?.gpu.clone())
                 .collect();
             (!gpus.is_empty()).then(|| gpus.into_iter().collect())
         }

@@ -135,9 +135,9 @@ impl NodePods {
     fn begins_try(&mut self, pod: &PodView, now: Timestamp) -> bool {
         let tries = &mut self.tries;
         let under_way = tries.values().filter(|one| one.in_flight).count();
-        let known = tries.get(&pod.uid);
+        let last = tries.get(&pod.uid);
         let waits =
-            known.is_some_and(|one| one.in_flight || one.not_before.is_some_and(|at| now < at));
+            last.is_some_and(|one| one.in_flight || one.not_before.is_some_and(|at| now < at));
         // An answer triggers another look.
         if waits || under_way >= MAX_AT_ONCE {
             return false;

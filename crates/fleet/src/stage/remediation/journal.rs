@@ -31,9 +31,9 @@ impl RemediationState {
             return;
         };
         for (index, one) in mark.attempts.iter().enumerate() {
-            let known = before.attempts.get(index);
-            let known = known.filter(|known| known.key() == one.key());
-            if known.is_none() {
+            let earlier = before.attempts.get(index);
+            let earlier = earlier.filter(|earlier| earlier.key() == one.key());
+            if earlier.is_none() {
                 let what = match one.group.as_str() {
                     VALIDATION_GROUP => "validation".to_owned(),
                     DIAGNOSTICS_GROUP => "diagnostics".to_owned(),
@@ -49,7 +49,7 @@ impl RemediationState {
             let Some(end) = &one.end else {
                 continue;
             };
-            if known.is_none_or(|known| known.end.is_none()) {
+            if earlier.is_none_or(|earlier| earlier.end.is_none()) {
                 requests.journal(attempt_note(one, one.ending()), None);
                 requests.effect(Effect::Remediation(RemediationResult::Ended {
                     node: facts.name.to_owned(),

@@ -10,8 +10,8 @@ use model::event::MAX_EVENTS;
 use model::fault::MAX_OPEN_FAULTS_PER_NODE;
 use model::time::later;
 
-use super::Purpose;
-use super::look::Look;
+use super::Look;
+use crate::Purpose;
 
 /// Minimum absence of a node, as observed by this process, before its old faults are dropped: a
 /// deleted node object comes back with the next start of the kubelet.
