@@ -17,7 +17,7 @@ pub(super) struct Agenda {
     pub(super) effects: Vec<Effect>,
     /// Nodes to look at.
     pub(super) dirty: BTreeSet<String>,
-    /// Times of the next looks at nodes that no input marks before.
+    /// Time of each node's next look if no input marks it before.
     pub(super) wakes: Wakes,
     /// Parts of the state to save.
     pub(super) unsaved: Unsaved,

@@ -5,10 +5,11 @@
 //! machine. The session on a node is ours if our store has an event that the node lists. An
 //! event from before another store was acted on counts again (it is appended, and moves to the
 //! end of the feed). If the store has none of the events, the session is another gpuwarden's and
-//! is left alone, unless no other gpuwarden speaks for the node ([`Owns`]): for the own node,
-//! and for every node of a controller's cluster. Then the store was lost or replaced, or the
-//! node was NVSentinel's until today; the events that it lists are stored first, so that its
-//! faults are open, and the node is not given back because they were forgotten.
+//! is left alone, unless no other gpuwarden speaks for the node ([`Owns`]): for the node that
+//! this process runs on, and for every node of a controller's cluster. Then the store was lost
+//! or replaced, or the node was NVSentinel's until today; the events that it lists are stored
+//! first, so that its faults are open, and the node is not given back because they were
+//! forgotten.
 //!
 //! A session says what kind of gpuwarden made it, and each kind takes over only its own: a
 //! controller that took over what a node's own gpuwarden has found would never receive the

@@ -50,7 +50,7 @@ impl NodeEntry {
             return cached.desired.clone();
         }
         let desired = self.desired(name, fleet);
-        // A node in service is rarely asked about twice; caching thousands of them costs memory.
+        // Only wanted nodes are cached: a node in service is asked about once.
         self.assessment = desired.wanted().then(|| {
             Box::new(Assessment {
                 view: Arc::clone(&observed.view),

@@ -293,8 +293,8 @@ impl PodView {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Returns the time that the pod gets to write a checkpoint: zero if the drain waits for
-    /// nobody.
+    /// Returns the time that the pod gets to write a checkpoint: zero if the drain waits for no
+    /// pod.
     fn checkpoint_wait(&self, drain: Drain, config: &DrainConfig) -> SignedDuration {
         let limit = config.checkpoint_limit;
         let own = self.checkpoint.filter(|_| !drain.force);

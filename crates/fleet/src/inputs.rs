@@ -156,8 +156,8 @@ impl Look<'_> {
     }
 
     /// Sets the observed state of the node, unless it is outdated: the watch may still deliver
-    /// states from before the own last patch. Returns whether anything that decisions depend on
-    /// has changed.
+    /// states from before this process's last patch. Returns whether anything that decisions
+    /// depend on has changed.
     ///
     /// A state from a list that began at `listing` counts even with a lower version, if no patch
     /// can be newer: after a restore of etcd from a backup, nodes have lower versions than

@@ -124,13 +124,13 @@ pub fn decide(input: &RemediationInput<'_>) -> Decision {
         .collect();
     let config = input.config.filter(|_| !input.events.is_empty());
     let next = match (update_attempt(&mut mark, input), config) {
-        (ControlFlow::Break(awaiting), _) => NextStep::Stands(awaiting),
-        (ControlFlow::Continue(taken), Some(config)) => {
+        (ControlFlow::Break(awaiting), _) => NextStep::Await(awaiting),
+        (ControlFlow::Continue(taken_id), Some(config)) => {
             let plan = Plan {
                 mark: &mark,
                 config,
                 input,
-                taken: taken.as_deref(),
+                taken_id: taken_id.as_deref(),
             };
             plan.next(&needs, &unsupported, &skipped)
         }
@@ -138,7 +138,7 @@ pub fn decide(input: &RemediationInput<'_>) -> Decision {
             let awaiting = Awaiting::Recovery(None);
             // A person who was asked stays asked.
             let person = mark.person.as_ref().map(|one| one.why.clone());
-            NextStep::Stands(match person {
+            NextStep::Await(match person {
                 Some(why) => awaiting.with_person(why, None),
                 None => awaiting,
             })
@@ -153,11 +153,11 @@ pub fn decide(input: &RemediationInput<'_>) -> Decision {
             Awaiting::Waits(Wait::new(what, until, input.now))
         }
         NextStep::Whole => Awaiting::Others("all of its pods to leave".to_owned()),
-        NextStep::Stands(awaiting) => awaiting,
+        NextStep::Await(awaiting) => awaiting,
     };
     let open = input.mark.and_then(RemediationMark::under_way);
     Decision {
-        mark: marked(mark, &awaiting, input),
+        mark: new_mark(mark, &awaiting, input),
         awaiting,
         searching: open.is_some_and(|open| is_searched_for(open, input)),
         unsupported,
@@ -168,7 +168,7 @@ pub fn decide(input: &RemediationInput<'_>) -> Decision {
 
 /// Returns the mark for the session: the attempts, why a person is asked, and the end of a wait.
 /// `None` if there is nothing to record.
-fn marked(
+fn new_mark(
     mut mark: RemediationMark,
     awaiting: &Awaiting,
     input: &RemediationInput<'_>,

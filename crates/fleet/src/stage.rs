@@ -107,7 +107,7 @@ pub(super) struct Facts<'a> {
 pub(super) struct Requests<'a> {
     agenda: &'a mut Agenda,
     /// Question to the store about the node.
-    awaits: &'a mut Option<StoreQuestion>,
+    question: &'a mut Option<StoreQuestion>,
     node: &'a str,
     session: Option<String>,
     now: Timestamp,
@@ -170,14 +170,14 @@ impl<'a> Facts<'a> {
 impl<'a> Requests<'a> {
     pub(super) fn new(
         agenda: &'a mut Agenda,
-        awaits: &'a mut Option<StoreQuestion>,
+        question: &'a mut Option<StoreQuestion>,
         (node, session): (&'a str, &Session),
         now: Timestamp,
     ) -> Self {
         let session = session.id.clone();
         Self {
             agenda,
-            awaits,
+            question,
             node,
             session,
             now,
@@ -210,7 +210,7 @@ impl<'a> Requests<'a> {
             normalise(&mut event, now);
             (event, now)
         });
-        *self.awaits = Some(StoreQuestion::AppendOwn { text });
+        *self.question = Some(StoreQuestion::AppendOwn { text });
         self.agenda.effects.push(Effect::Append {
             node: self.node.to_owned(),
             events: events.collect(),

@@ -78,8 +78,8 @@ impl FleetState {
     }
 
     /// Returns whether a rule belongs to this gpuwarden: to a controller, or to its own store on
-    /// a node. A rule for the own node that is older than the store was left behind by a store
-    /// that was lost; see `Ownership::kept_by_another`.
+    /// a node. A rule for this process's node that is older than the store was left behind by a
+    /// store that was lost; see `Ownership::kept_by_another`.
     pub(super) fn owns_rule(&self, rule: &Rule) -> bool {
         match &self.settings.owns {
             Owns::All => rule.spec.by == Maker::Controller,

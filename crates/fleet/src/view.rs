@@ -229,7 +229,7 @@ pub struct SessionView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ForeignGpuwardenView {
-    /// Description of it, for people.
+    /// Description of that gpuwarden, for people.
     pub who: String,
     /// Command that removes its changes from the node, for use if it is gone for good.
     pub end: String,

@@ -94,7 +94,7 @@ pub struct PlannedPod {
 pub struct PlannedGroup {
     /// Name of the gang or owner.
     pub name: String,
-    /// Pods of it on the node that would leave, as `NAMESPACE/NAME`.
+    /// Pods on the node that would leave, as `NAMESPACE/NAME`.
     pub pods: Vec<String>,
     /// Drain modes of these pods: in one gang or job the gentlest counts for all.
     pub modes: BTreeSet<&'static str>,

@@ -75,7 +75,7 @@ impl Fleet {
         }
     }
 
-    /// Returns the names of all nodes with an entry, and of the own node.
+    /// Returns the names of all nodes with an entry, and of the node that this process runs on.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let names = self.nodes.keys().map(String::as_str);
         names.chain(self.state.settings.owns.node())

@@ -20,7 +20,7 @@ pub(super) enum NextStep {
     /// Wait until all pods of the node have left.
     Whole,
     /// Create nothing, and wait for this.
-    Stands(Awaiting),
+    Await(Awaiting),
 }
 
 /// A node without an attempt under way, and its faults.
@@ -29,7 +29,7 @@ pub(super) struct Plan<'a> {
     pub(super) config: &'a RemediationConfig,
     pub(super) input: &'a RemediationInput<'a>,
     /// Id of an attempt that was not created because another one has its name.
-    pub(super) taken: Option<&'a str>,
+    pub(super) taken_id: Option<&'a str>,
 }
 
 /// A reason to ask a person.
@@ -62,7 +62,7 @@ impl Plan<'_> {
         for need in needs {
             match need.next_step(self.mark, self.config, self.input.now) {
                 NeedStep::Attempt { action, group } => match self.begin(need, &action, &group) {
-                    Ok(NextStep::Stands(hold)) => held = Some(hold),
+                    Ok(NextStep::Await(hold)) => held = Some(hold),
                     Ok(next) => return next,
                     Err(ask) => asked.push(ask),
                 },
@@ -77,9 +77,9 @@ impl Plan<'_> {
         }
         let now = self.input.now;
         let goes_on = held.or_else(|| wait.map(Awaiting::Waits));
-        NextStep::Stands(match (asked.is_empty(), self.input.blocker) {
-            // While pods still leave, or before the first attempt, a hold is not worth a
-            // person's attention: it ends by itself.
+        NextStep::Await(match (asked.is_empty(), self.input.blocker) {
+            // While pods leave, or before the first attempt, the blocker comes first: a person
+            // is asked only after it has ended.
             (false, Some(hold))
                 if *hold == Blocker::Drain || self.mark.repairs().next().is_none() =>
             {
@@ -110,7 +110,7 @@ impl Plan<'_> {
     /// be made.
     fn begin(&self, need: &Need<'_>, action: &str, group: &str) -> Result<NextStep, PersonRequest> {
         if let Some(hold) = self.input.blocker {
-            return Ok(NextStep::Stands(hold.awaiting(self.input.now)));
+            return Ok(NextStep::Await(hold.awaiting(self.input.now)));
         }
         let scoped = self.config.actions.get(action);
         if self.input.partial && scoped.is_some_and(|one| one.entity_scope.is_none()) {
@@ -219,10 +219,10 @@ impl Plan<'_> {
         };
         let next = earlier + ours + 1;
         // The names before that one may be taken as well.
-        let taken = self.taken.and_then(|taken| {
+        let taken_id = self.taken_id.and_then(|taken_id| {
             let mut numbers = next..next + MOST_NAMES;
-            numbers.find(|number| numbered(*number) == taken)
+            numbers.find(|number| numbered(*number) == taken_id)
         });
-        numbered(taken.map_or(next, |taken| taken + 1))
+        numbered(taken_id.map_or(next, |taken_id| taken_id + 1))
     }
 }

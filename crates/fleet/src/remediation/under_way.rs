@@ -25,7 +25,7 @@ pub(super) fn update_attempt(
         return ControlFlow::Continue(None);
     };
     match attempt_state(open, input) {
-        AttemptState::Goes { made, by } => {
+        AttemptState::UnderWay { made, by } => {
             open.made = made;
             let title = open.title();
             let what = match made {
@@ -71,7 +71,7 @@ fn is_wanted(open: &Attempt, input: &RemediationInput<'_>) -> bool {
 /// State of the attempt under way.
 enum AttemptState {
     /// The attempt is on its way, and is to progress by this time.
-    Goes {
+    UnderWay {
         made: Option<Timestamp>,
         by: Timestamp,
     },
@@ -97,7 +97,7 @@ fn attempt_state(open: &Attempt, input: &RemediationInput<'_>) -> AttemptState {
     let Some(made) = open.made else {
         return match input.resource {
             ResourceObservation::There(state) if state.attempt == Some(open.key()) => {
-                AttemptState::Goes {
+                AttemptState::UnderWay {
                     made: Some(now),
                     by: later(now, open.timeout()),
                 }
@@ -115,7 +115,7 @@ fn attempt_state(open: &Attempt, input: &RemediationInput<'_>) -> AttemptState {
                 let by = later(open.since, MADE_WITHIN);
                 let title = open.title();
                 match open.group.as_str() {
-                    _ if now < by => AttemptState::Goes { made: None, by },
+                    _ if now < by => AttemptState::UnderWay { made: None, by },
                     DIAGNOSTICS_GROUP => ended(Outcome::Failed, "it cannot be made"),
                     _ if is_searched_for(open, input) => {
                         AttemptState::Late(format!("it cannot be seen whether {title} was made"))
@@ -129,7 +129,7 @@ fn attempt_state(open: &Attempt, input: &RemediationInput<'_>) -> AttemptState {
     let goes = |late: &str| {
         if now < by {
             let made = Some(made);
-            return AttemptState::Goes { made, by };
+            return AttemptState::UnderWay { made, by };
         }
         AttemptState::Late(format!("{} {late}", open.title()))
     };

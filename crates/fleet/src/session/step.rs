@@ -119,7 +119,7 @@ fn ended_by_hand(
     let newest = newest_listed(own, desired);
     // If this process has observed the node out of service, the person acted just now: earlier
     // reports that arrive late (a count, an outbox) are dismissed too. Otherwise the time is
-    // unknown, and newer reports may be new.
+    // unknown, and later reports may concern new faults.
     let newest = newest.max(session.watched.then(|| before_unlisted(own, desired, now)));
     if let Some(request) = ReleaseRequest::read(node) {
         let dismissed_up_to = request.dismisses_until(newest, now);

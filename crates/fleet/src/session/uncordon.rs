@@ -93,8 +93,8 @@ impl Session {
         deeds.extend(there);
         own.mark.missing = asked.difference(&deeds).cloned().collect();
         self.observed_deeds = Some(deeds);
-        // The count of restored changes belongs on the node, where there is a place for it: only
-        // a process that observes a restored change counts it.
+        // The count of restored changes on the node is authoritative, if it has a place for one:
+        // the patch that restores a change also counts it.
         if is_new || own.replaced_labels.is_some() {
             self.undone.put_back.clone_from(&own.mark.undone.put_back);
         }

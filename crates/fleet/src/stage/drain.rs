@@ -35,8 +35,8 @@ const WATCH_DELAY: SignedDuration = SignedDuration::from_secs(10);
 /// First and longest wait before an eviction is retried that a disruption budget refuses.
 const REFUSED_RETRY: (SignedDuration, SignedDuration) =
     (SignedDuration::from_secs(1), SignedDuration::from_secs(30));
-/// Time after the cordon until no scheduler binds a pod to the node because it has not observed
-/// the cordon.
+/// Delay until every scheduler has observed the cordon; before, one may still bind a pod to the
+/// node.
 const SCHEDULER_LAG: SignedDuration = SignedDuration::from_secs(1);
 /// Time that a pod's eviction may be refused, or fail, before a person is asked.
 const ASK_AFTER: SignedDuration = SignedDuration::from_mins(5);

@@ -1,4 +1,4 @@
-//! Looks at the node of a [`World`], with answers to what the fleet asks for.
+//! Looks at the node of a [`World`], with answers to the fleet's effects.
 
 use jiff::Timestamp;
 use model::attempt::Attempt;
