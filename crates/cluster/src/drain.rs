@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
-use fleet::PodNews;
+use fleet::PodUpdate;
 use fleet::drain::plan::PodFacts;
 use fleet::drain::{Checkpoint, PodView};
 use jiff::{SignedDuration, Timestamp};
@@ -53,7 +53,7 @@ const REPLICAS: [&str; 5] = [
 /// Watches of the pods of single nodes. Each node has a watch of its own: a process should not hold
 /// all pods of a cluster in memory.
 #[derive(Debug)]
-pub struct PodWatches(Follower<String, (String, PodNews)>);
+pub struct PodWatches(Follower<String, (String, PodUpdate)>);
 
 /// A list of pods as the API server sends it.
 #[derive(Deserialize)]
@@ -166,7 +166,7 @@ struct Condition {
 impl PodWatches {
     /// Creates a set of watches that follows no node yet, and the receiver of its events, each with
     /// the name of its node.
-    pub fn new(cluster: &Cluster) -> (Self, mpsc::Receiver<(String, PodNews)>) {
+    pub fn new(cluster: &Cluster) -> (Self, mpsc::Receiver<(String, PodUpdate)>) {
         let (follower, events) = Follower::new(cluster, QUEUE);
         (Self(follower), events)
     }
@@ -179,12 +179,12 @@ impl PodWatches {
         let name = node.to_owned();
         let read = move |signal: Signal<PodObject>| {
             let news = match signal {
-                Signal::Restarted => PodNews::ListBegun,
-                Signal::Listed => PodNews::Listed,
-                Signal::Applied(pod) => PodNews::Seen(Box::new(pod.view())),
-                Signal::Deleted(pod) => PodNews::Gone(pod),
-                Signal::Failing { error, .. } => PodNews::Failing(error),
-                Signal::Recovered => PodNews::Recovered,
+                Signal::Restarted => PodUpdate::ListBegun,
+                Signal::Listed => PodUpdate::Listed,
+                Signal::Applied(pod) => PodUpdate::Observed(Box::new(pod.view())),
+                Signal::Deleted(pod) => PodUpdate::Gone(pod),
+                Signal::Failing { error, .. } => PodUpdate::Failing(error),
+                Signal::Recovered => PodUpdate::Recovered,
             };
             Some((name.clone(), news))
         };

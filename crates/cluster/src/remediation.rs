@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fleet::{PlannedResource, ResourceNews};
+use fleet::{PlannedResource, ResourceUpdate};
 use model::attempt::{Attempt, ResourceKind};
 use model::resource::ResourceState;
 use serde_json::Value;
@@ -32,7 +32,7 @@ pub struct ResourceKinds {
 }
 
 /// A change of a watched custom resource: its node, its name, and its state.
-pub type ResourceEvent = (String, String, ResourceNews);
+pub type ResourceEvent = (String, String, ResourceUpdate);
 
 /// Watches of the custom resources of nodes under remediation. Each resource has a watch of its own:
 /// most resources in a cluster belong to remediations that ended long ago.
@@ -113,7 +113,7 @@ async fn watch(
         match kinds.of(&following.connection, &kind).await {
             Ok(served) => break served,
             Err(error) => {
-                let failing = event(ResourceNews::Failing(chain(&error)));
+                let failing = event(ResourceUpdate::Failing(chain(&error)));
                 if !following.send(failing).await {
                     return;
                 }
@@ -125,9 +125,11 @@ async fn watch(
     let mut object = SingleObject::default();
     let read = |signal: Signal<Value>| {
         Some(event(match object.apply(signal)? {
-            ObjectState::Present(object) => ResourceNews::There(Box::new(object.as_ref().clone())),
-            ObjectState::Missing => ResourceNews::Absent,
-            ObjectState::Failing { error, .. } => ResourceNews::Failing(error),
+            ObjectState::Present(object) => {
+                ResourceUpdate::There(Box::new(object.as_ref().clone()))
+            }
+            ObjectState::Missing => ResourceUpdate::Absent,
+            ObjectState::Failing { error, .. } => ResourceUpdate::Failing(error),
             ObjectState::Recovered => return None,
         }))
     };

@@ -356,7 +356,7 @@ impl Quarantine {
 
     /// Applies an input to the fleet.
     fn apply(&mut self, input: FleetInput) {
-        self.fleet.take(input, (self.clock)());
+        self.fleet.handle(input, (self.clock)());
     }
 
     /// Lets the fleet decide, and carries out the effects.
@@ -365,7 +365,7 @@ impl Quarantine {
         for effect in effects {
             self.carry_out(effect);
         }
-        if self.fleet.take_news() {
+        if self.fleet.take_view_changed() {
             self.publishing.schedule();
         }
     }
@@ -400,7 +400,7 @@ impl Quarantine {
     fn apply_switches(&mut self) {
         if let Some(switches) = &self.switches {
             let switched = Box::new(switches.switched());
-            self.apply(FleetInput::Switched(switched));
+            self.apply(FleetInput::Switches(switched));
             self.publishing.schedule();
         }
     }

@@ -95,10 +95,10 @@ fn unanswered(node: &NodeView, own: &Ownership, seconds: u64) -> String {
         "{name}: nothing has happened for {seconds} s. Its session belongs to {}{}, which has to run \
          with --quarantine to end it. The request stays: kubectl annotate node {name} {}- withdraws \
          it. If that gpuwarden is gone for good: {}",
-        foreign_session::who(own, name),
+        foreign_session::owner(own, name),
         foreign_session::since(own),
         keys::RELEASE,
-        foreign_session::end_by_hand(own, node)
+        foreign_session::end_command(own, node)
     )
 }
 

@@ -92,12 +92,12 @@ struct Tokens {
     rules: TokenRules,
     reviewer: Arc<dyn Reviewer>,
     turns: Semaphore,
-    kept: Mutex<HashMap<[u8; 32], Kept>>,
+    kept: Mutex<HashMap<[u8; 32], SavedState>>,
 }
 
 /// The cached review of a token.
 #[derive(Clone)]
-struct Kept {
+struct SavedState {
     until: Instant,
     answer: Result<Caller, String>,
 }
@@ -246,7 +246,7 @@ impl Tokens {
         if kept.len() < MAX_KEPT {
             let answer = answer.clone();
             let until = now + keep;
-            kept.insert(key, Kept { until, answer });
+            kept.insert(key, SavedState { until, answer });
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use fleet::session::Session;
 use fleet::status::SavedReports;
-use fleet::{Fleet, Kept, Unsaved};
+use fleet::{Fleet, SavedState, Unsaved};
 use jiff::Timestamp;
 use model::fault::{FaultBook, NodeShare};
 use runtime::logging::chain;
@@ -255,7 +255,7 @@ fn checkpoint(fleet: &Fleet, nodes: &BTreeSet<String>) -> serde_json::Result<Che
 }
 
 /// Reads the state and all parts of a checkpoint.
-fn parse(checkpoint: &Checkpoint) -> serde_json::Result<Kept> {
+fn parse(checkpoint: &Checkpoint) -> serde_json::Result<SavedState> {
     let mut saved: Saved = serde_json::from_slice(&checkpoint.state)?;
     let (mut sessions, mut reports) = (BTreeMap::new(), BTreeMap::new());
     for (node, part) in &checkpoint.parts {
@@ -266,7 +266,7 @@ fn parse(checkpoint: &Checkpoint) -> serde_json::Result<Kept> {
         }
         reports.extend(part.reports.map(|reports| (node.clone(), reports)));
     }
-    Ok(Kept {
+    Ok(SavedState {
         book: saved.book,
         reports,
         recently_out: saved.recently_out,

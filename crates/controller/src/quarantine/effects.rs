@@ -75,7 +75,7 @@ impl Quarantine {
                 let (store, metrics) = (Arc::clone(&self.store), self.metrics.clone());
                 (self.requests).start(store::append(store, metrics, node, events, purpose));
             }
-            Effect::Note(entry, level) => {
+            Effect::Journal(entry, level) => {
                 if let Some(level) = level {
                     log_entry(&entry, level);
                 }

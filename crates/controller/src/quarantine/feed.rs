@@ -68,7 +68,7 @@ impl Feed {
         let until = *self.store.latest().borrow();
         while self.read_page(fleet).await && fleet.book().applied() < until {}
         if self.failure.is_none() {
-            fleet.take(FleetInput::CaughtUp, (self.clock)());
+            fleet.handle(FleetInput::CaughtUp, (self.clock)());
         }
     }
 

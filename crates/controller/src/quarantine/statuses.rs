@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fleet::status::eviction::{Eviction, EvictionWord};
-use fleet::status::{NodeQuarantined, StatusUpdate, Words};
+use fleet::status::eviction::{Eviction, EvictionStatus};
+use fleet::status::{EventStatuses, NodeQuarantined, StatusUpdate};
 use jiff::Timestamp;
 use model::attempt::Repair;
 use model::event::Record;
@@ -104,13 +104,13 @@ async fn write_events(store: &dyn EventStore, updates: &[StatusUpdate]) -> Resul
         let status = status?;
         Some((status.node_quarantined?, status.quarantine_finished_at))
     });
-    let mut known: Words = (ids.into_iter().zip(words))
+    let mut known: EventStatuses = (ids.into_iter().zip(words))
         .filter_map(|(id, word)| Some((id, word?)))
         .collect();
     let mut patches = Vec::new();
     for update in updates {
-        for status in update.words(&known) {
-            let word = status.word.name().to_owned();
+        for status in update.statuses(&known) {
+            let word = status.status.name().to_owned();
             let patch = StatusPatch {
                 node_quarantined: Some(word.clone()),
                 quarantine_finished_at: Some(status.at),
@@ -138,7 +138,7 @@ async fn write_drain(
 ) -> Result<(), StoreError> {
     let is_open = |status: &EventStatus| {
         let word = status.pods_eviction.as_ref().map(|one| one.status.as_str());
-        !EvictionWord::is_final(word.unwrap_or_default())
+        !EvictionStatus::is_final(word.unwrap_or_default())
     };
     let open: Vec<String> = (of_quarantine(store, node).await?.into_iter())
         .filter(|(_, status)| is_open(status))
@@ -171,10 +171,11 @@ async fn write_repair(
 
 fn drain_patch(eviction: &Eviction, at: Timestamp) -> StatusPatch {
     // NVSentinel writes the time of the end for these two.
-    let done = [EvictionWord::Succeeded, EvictionWord::AlreadyDrained].contains(&eviction.word);
+    let done =
+        [EvictionStatus::Succeeded, EvictionStatus::AlreadyDrained].contains(&eviction.status);
     StatusPatch {
         pods_eviction: Some(PodsEviction {
-            status: eviction.word.name().to_owned(),
+            status: eviction.status.name().to_owned(),
             message: eviction.message.clone(),
         }),
         drain_finished_at: done.then_some(at),
@@ -329,7 +330,7 @@ mod tests {
     fn out_at(id: &str, at: i64) -> StatusUpdate {
         StatusUpdate::Event {
             id: id.to_owned(),
-            word: NodeQuarantined::Quarantined,
+            status: NodeQuarantined::Quarantined,
             at: Timestamp::from_nanosecond(at.into()).unwrap(),
             eviction: None,
         }
@@ -358,12 +359,12 @@ mod tests {
 
     #[tokio::test]
     async fn how_far_a_drain_is_stands_with_its_quarantine_only_and_an_end_stays() {
-        use EvictionWord::{AlreadyDrained, InProgress, NotStarted, Succeeded};
+        use EvictionStatus::{AlreadyDrained, InProgress, NotStarted, Succeeded};
         let ids = ["n1-before", "n1-fault", "n1-skips", "n1-none", "n2-other"];
         let bench = Bench::new(&ids).await;
         let with = |id: &str, word| StatusUpdate::Event {
             id: id.to_owned(),
-            word: NodeQuarantined::Quarantined,
+            status: NodeQuarantined::Quarantined,
             at: Timestamp::UNIX_EPOCH,
             eviction: Some(Eviction::new(word, "")),
         };
@@ -374,7 +375,7 @@ mod tests {
         };
         let skips = StatusUpdate::Event {
             id: ids[2].to_owned(),
-            word: NodeQuarantined::AlreadyQuarantined,
+            status: NodeQuarantined::AlreadyQuarantined,
             at: Timestamp::UNIX_EPOCH,
             eviction: Some(Eviction::new(AlreadyDrained, "skipped")),
         };
@@ -421,7 +422,7 @@ mod tests {
         let bench = Bench::new(&ids).await;
         let already = StatusUpdate::Event {
             id: ids[2].to_owned(),
-            word: NodeQuarantined::AlreadyQuarantined,
+            status: NodeQuarantined::AlreadyQuarantined,
             at: Timestamp::UNIX_EPOCH,
             eviction: None,
         };

@@ -21,7 +21,7 @@ use contract::keys;
 use fleet::brake::Hold;
 use fleet::brake::pause::Pause;
 use fleet::brake::switch::{BreakerState, Switch, SwitchChange};
-use fleet::{LIST_TAKES, Switched};
+use fleet::{LIST_DELAY, SwitchState};
 use jiff::Timestamp;
 use model::future::FutureTimes;
 use runtime::logging::chain;
@@ -254,7 +254,7 @@ impl Switches {
                 if self.breaker.knows_newer(map)
                     && self
                         .written_at
-                        .is_some_and(|at| at.elapsed() < LIST_TAKES.unsigned_abs()) =>
+                        .is_some_and(|at| at.elapsed() < LIST_DELAY.unsigned_abs()) =>
             {
                 return false;
             }
@@ -346,7 +346,7 @@ impl Switches {
     }
 
     /// Returns the switches for the fleet.
-    pub(super) fn switched(&self) -> Switched {
+    pub(super) fn switched(&self) -> SwitchState {
         let unread = |state: &ReadState| match state {
             ReadState::Pending(why) => Some(why.clone()),
             ReadState::Done | ReadState::Refused(_) => None,
@@ -354,7 +354,7 @@ impl Switches {
         let breaker = match (unread(&self.breaker.read_state), &self.switch.state) {
             (Some(why), _) => Some(Hold::Unread(why)),
             (_, BreakerState::Tripped) => Some(Hold::Tripped),
-            (_, BreakerState::Odd(word)) => Some(Hold::Unread(format!(
+            (_, BreakerState::Other(word)) => Some(Hold::Unread(format!(
                 "the status in the ConfigMap {} is {word:?}, which is neither {} nor {}",
                 keys::BREAKER_CONFIG_MAP,
                 keys::BREAKER_CLOSED,
@@ -362,7 +362,7 @@ impl Switches {
             ))),
             (_, BreakerState::Closed) => None,
         };
-        Switched {
+        SwitchState {
             pause: self.pause.clone(),
             unread: unread(&self.own.read_state),
             breaker,

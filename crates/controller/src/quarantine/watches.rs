@@ -7,7 +7,7 @@ use cluster::{
     Cluster, DeviceApi, DeviceEvent, NodeEvent, PodWatches, ResourceEvent, ResourceKinds,
     ResourceWatches,
 };
-use fleet::{DeviceInput, DeviceWatch, FleetInput, PodNews, ResourceNews};
+use fleet::{DeviceInput, DeviceWatch, FleetInput, PodUpdate, ResourceUpdate};
 use model::attempt::ResourceKind;
 use runtime::logging::chain;
 use tokio::sync::mpsc;
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 pub(super) enum Observed {
     Node(NodeEvent),
     Device(DeviceEvent),
-    Pods(String, PodNews),
+    Pods(String, PodUpdate),
     Resource(ResourceEvent),
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Watches {
     taints_devices: bool,
     /// Versions of the device API that the cluster serves, once the watch has found them.
     device_api: Option<Arc<DeviceApi>>,
-    pods: Option<(PodWatches, mpsc::Receiver<(String, PodNews)>)>,
+    pods: Option<(PodWatches, mpsc::Receiver<(String, PodUpdate)>)>,
     resources: Option<(ResourceWatches, mpsc::Receiver<ResourceEvent>)>,
     /// Error of the watch of nodes, while it fails.
     failure: Option<String>,
@@ -77,7 +77,7 @@ impl Watches {
         tokio::select! {
             event = receive(self.nodes.as_mut()) => event.map(Observed::Node),
             event = receive(self.devices.as_mut()) => event.map(Observed::Device),
-            event = receive(pods) => event.map(|(node, news)| Observed::Pods(node, news)),
+            event = receive(pods) => event.map(|(node, update)| Observed::Pods(node, update)),
             event = receive(resources) => event.map(Observed::Resource),
         }
     }
@@ -88,7 +88,7 @@ impl Watches {
         let resources = self.resources.as_mut().map(|(_, events)| events);
         None.or_else(|| ready(self.nodes.as_mut()).map(Observed::Node))
             .or_else(|| ready(self.devices.as_mut()).map(Observed::Device))
-            .or_else(|| ready(pods).map(|(node, news)| Observed::Pods(node, news)))
+            .or_else(|| ready(pods).map(|(node, update)| Observed::Pods(node, update)))
             .or_else(|| ready(resources).map(Observed::Resource))
     }
 
@@ -101,9 +101,9 @@ impl Watches {
                 None
             }
             Observed::Device(DeviceEvent::News(input)) => Some(FleetInput::Devices(input)),
-            Observed::Pods(node, news) => Some(FleetInput::Pods { node, news }),
-            Observed::Resource((node, name, news)) => {
-                Some(FleetInput::Resource { node, name, news })
+            Observed::Pods(node, update) => Some(FleetInput::Pods { node, update }),
+            Observed::Resource((node, name, update)) => {
+                Some(FleetInput::Resource { node, name, update })
             }
         }
     }
@@ -111,8 +111,8 @@ impl Watches {
     fn node_input(&mut self, event: NodeEvent) -> Option<FleetInput> {
         match event {
             NodeEvent::Restarted => Some(FleetInput::ListBegun),
-            NodeEvent::Applied(view) => Some(FleetInput::Seen(view)),
-            NodeEvent::Deleted(name) => Some(FleetInput::Gone(name)),
+            NodeEvent::Applied(view) => Some(FleetInput::NodeObserved(view)),
+            NodeEvent::Deleted(name) => Some(FleetInput::NodeGone(name)),
             NodeEvent::Listed => {
                 self.failure = None;
                 Some(FleetInput::Listed)
@@ -181,8 +181,8 @@ impl Watches {
             err = why,
             "the pods of a node that is drained cannot be watched"
         );
-        let news = PodNews::Failing(why);
-        Some(FleetInput::Pods { node, news })
+        let update = PodUpdate::Failing(why);
+        Some(FleetInput::Pods { node, update })
     }
 
     /// Starts or stops the watch of a custom resource. Returns an input if the start fails.
@@ -201,8 +201,8 @@ impl Watches {
         let failed = watches.follow(&node, kind, &name, &self.cancel).err()?;
         let why = chain(&failed);
         tracing::warn!(node, name, err = why, "a custom resource cannot be watched");
-        let news = ResourceNews::Failing(why);
-        Some(FleetInput::Resource { node, name, news })
+        let update = ResourceUpdate::Failing(why);
+        Some(FleetInput::Resource { node, name, update })
     }
 }
 

@@ -12,8 +12,8 @@ use crate::quarantine::tests::now;
 use crate::quarantine::tests::offline::{damage, fault, open, quarantine, quarantine_that};
 
 /// Returns the state that the fleet would save now.
-fn kept(fleet: &Fleet) -> Kept {
-    Kept {
+fn kept(fleet: &Fleet) -> SavedState {
+    SavedState {
         book: fleet.book().clone(),
         reports: BTreeMap::new(),
         recently_out: fleet.recently_out().clone(),
@@ -220,7 +220,7 @@ async fn the_brakes_window_is_remembered_over_a_restart() {
         let recently_out = [(node.to_owned(), now())].into();
         let kept = kept(&quarantine.fleet);
         quarantine.fleet.restore(
-            Kept {
+            SavedState {
                 recently_out,
                 ..kept
             },
@@ -275,7 +275,7 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
         let unsaved = [node.to_owned()].into();
         let kept = kept(&quarantine.fleet);
         quarantine.fleet.restore(
-            Kept {
+            SavedState {
                 sessions,
                 reports,
                 unsaved,

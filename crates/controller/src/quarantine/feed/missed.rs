@@ -84,7 +84,7 @@ impl Feed {
         }
         self.missed.not_before = Instant::now() + PAUSE;
         reading.node().clone_into(&mut self.missed.last);
-        fleet.take(FleetInput::Reread(Box::new(reading)), (self.clock)());
+        fleet.handle(FleetInput::Reread(Box::new(reading)), (self.clock)());
     }
 }
 

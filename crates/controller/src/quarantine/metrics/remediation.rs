@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cluster::ApiError;
-use fleet::{PlannedResource, RemediationNews};
+use fleet::{PlannedResource, RemediationResult};
 use model::attempt::Outcome;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -53,9 +53,9 @@ impl RemediationMetrics {
     }
 
     /// Counts the end of a remediation, or an action that is not supported.
-    pub(in crate::quarantine) fn record(&self, news: RemediationNews) {
+    pub(in crate::quarantine) fn record(&self, news: RemediationResult) {
         match news {
-            RemediationNews::Ended {
+            RemediationResult::Ended {
                 node,
                 action,
                 outcome,
@@ -70,7 +70,7 @@ impl RemediationMetrics {
                 let labels = [("node_name", node), ("action", action), outcome];
                 self.ended.get_or_create(&labels).inc();
             }
-            RemediationNews::Unsupported { node, action } => {
+            RemediationResult::Unsupported { node, action } => {
                 let labels = [("action", action), ("node_name", node)];
                 self.unsupported.get_or_create(&labels).inc();
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use contract::HealthEvent;
-use fleet::{FleetInput, InStore, Purpose};
+use fleet::{EventInStore, FleetInput, Purpose};
 use jiff::Timestamp;
 use model::event::MAX_EVENTS;
 use store::{EventStore, MAX_APPEND, NewEvent, StoreError};
@@ -70,14 +70,14 @@ pub(crate) async fn append(
 async fn found(
     store: &dyn EventStore,
     ids: Vec<String>,
-) -> Result<BTreeMap<String, InStore>, StoreError> {
+) -> Result<BTreeMap<String, EventInStore>, StoreError> {
     let since = store.identity().since;
     let mut found = BTreeMap::new();
     for id in ids {
         let record = match store.event(&id).await? {
-            Some(record) if record.seq > since => InStore::Current,
-            Some(record) => InStore::History(Box::new(record)),
-            None => InStore::Nothing,
+            Some(record) if record.seq > since => EventInStore::Current,
+            Some(record) => EventInStore::History(Box::new(record)),
+            None => EventInStore::Missing,
         };
         found.insert(id, record);
     }
