@@ -245,6 +245,9 @@ pub enum Effect {
     Restored(String),
     /// Trip the circuit breaker.
     Trip,
+    /// Pages a person about a node: the effect of the stage for tests.
+    #[cfg(test)]
+    Page(String),
 }
 
 /// Reason of a Kubernetes Event of a node.

@@ -28,6 +28,8 @@ pub(super) mod drain;
 mod hand_over;
 mod managed_resource;
 pub(super) mod remediation;
+#[cfg(test)]
+mod toy;
 pub(super) mod validation;
 
 use device_taints::DeviceTaints;
@@ -72,6 +74,9 @@ pub(super) trait Stage {
     fn answers_lost(&mut self);
 }
 
+/// Number of stages.
+const STAGES: usize = if cfg!(test) { 6 } else { 5 };
+
 /// Stages of one node.
 #[derive(Debug, Default)]
 pub(super) struct Stages {
@@ -80,6 +85,8 @@ pub(super) struct Stages {
     pub(super) device_taints: DeviceTaints,
     pub(super) drain: DrainState,
     pub(super) remediation: RemediationState,
+    #[cfg(test)]
+    toy: toy::Toy,
 }
 
 /// Facts that a stage may read during a look at its node.
@@ -119,24 +126,28 @@ impl Stages {
     /// Returns all stages, in their order of planning and acting. Validation comes first,
     /// because it ends a look while its events are being stored; the hand-over comes before the
     /// stages that read what is desired; the drain precedes the remediation.
-    pub(super) fn all(&self) -> [&dyn Stage; 5] {
+    pub(super) fn all(&self) -> [&dyn Stage; STAGES] {
         [
             &self.validation,
             &self.hand_over,
             &self.device_taints,
             &self.drain,
             &self.remediation,
+            #[cfg(test)]
+            &self.toy,
         ]
     }
 
     /// Returns the same stages in the same order.
-    pub(super) fn all_mut(&mut self) -> [&mut dyn Stage; 5] {
+    pub(super) fn all_mut(&mut self) -> [&mut dyn Stage; STAGES] {
         [
             &mut self.validation,
             &mut self.hand_over,
             &mut self.device_taints,
             &mut self.drain,
             &mut self.remediation,
+            #[cfg(test)]
+            &mut self.toy,
         ]
     }
 

@@ -50,6 +50,8 @@ pub(crate) struct LookEffects {
     pub(crate) statuses: Vec<StatusUpdate>,
     /// Purposes of appended events.
     pub(crate) appended: Vec<Purpose>,
+    /// Nodes about which a person was paged.
+    pub(crate) pages: Vec<String>,
 }
 
 impl World {
@@ -132,6 +134,7 @@ impl World {
                             self.deliver_pods();
                         }
                     }
+                    Effect::Page(node) => looked.pages.push(node),
                     Effect::Status(status) => looked.statuses.push(status),
                     Effect::LookUp { node, ids } => {
                         asked = true;
