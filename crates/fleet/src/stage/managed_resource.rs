@@ -26,13 +26,13 @@ pub(super) struct Retry {
 #[derive(Debug, Default)]
 pub(super) struct ManagedResource<S> {
     /// The attempt that the rest is about; `None` until this process has one.
-    pub(super) attempt: Option<Attempt>,
+    pub(super) attempt: Option<Box<Attempt>>,
     /// State of the resource as last observed.
     pub(super) state: S,
     /// True if the last look wanted the resource watched.
     pub(super) watch: bool,
     /// Kind and name of the watched resource.
-    watched: Option<(ResourceKind, String)>,
+    watched: Option<Box<(ResourceKind, String)>>,
     /// True once the watch has delivered the resource: the answer to its creation may be old.
     pub(super) confirmed: bool,
     /// Reason why the watch fails.
@@ -91,7 +91,7 @@ impl<S: Default> ManagedResource<S> {
             return false;
         }
         *self = Self {
-            attempt: Some(attempt.clone()),
+            attempt: Some(Box::new(attempt.clone())),
             watch: self.watch,
             watched: self.watched.take(),
             confirmed: self.confirmed,
@@ -125,7 +125,8 @@ impl<S: Default> ManagedResource<S> {
         let before = std::mem::replace(&mut self.watched, resource.clone());
         let stop = before.map(|one| (one, false));
         let start = resource.map(|one| (one, true));
-        for ((kind, name), watch) in [stop, start].into_iter().flatten() {
+        for (watched, watch) in [stop, start].into_iter().flatten() {
+            let (kind, name) = *watched;
             let node = requests.node().to_owned();
             requests.effect(Effect::WatchResource {
                 node,
@@ -176,7 +177,7 @@ impl<S: Default> ManagedResource<S> {
         let key = Some(attempt.key());
         if self.withdrawn != key {
             self.withdrawn = key;
-            delete(attempt.clone(), begun, requests);
+            delete(Box::new(attempt.clone()), begun, requests);
         }
     }
 
@@ -190,18 +191,18 @@ impl<S: Default> ManagedResource<S> {
         self.creating = false;
     }
 
-    fn resource(&self) -> Option<(ResourceKind, String)> {
+    fn resource(&self) -> Option<Box<(ResourceKind, String)>> {
         let attempt = self.attempt.as_ref()?;
-        Some((attempt.resource.clone(), attempt.name.clone()))
+        Some(Box::new((attempt.resource.clone(), attempt.name.clone())))
     }
 }
 
 /// Deletes the resource of an attempt; with `begun` even if its work has begun. No answer is
 /// expected.
-pub(super) fn delete(attempt: Attempt, begun: bool, requests: &mut Requests<'_>) {
+pub(super) fn delete(attempt: Box<Attempt>, begun: bool, requests: &mut Requests<'_>) {
     requests.effect(Effect::DeleteResource {
         node: requests.node().to_owned(),
-        attempt: Box::new(attempt),
+        attempt,
         begun,
     });
 }

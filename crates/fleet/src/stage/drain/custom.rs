@@ -98,7 +98,7 @@ impl CustomState {
         };
         self.failed("that of an earlier drain is there", failure, requests);
         if object.pointer("/metadata/deletionTimestamp").is_none() {
-            delete(earlier, true, requests);
+            delete(Box::new(earlier), true, requests);
         }
     }
 
@@ -111,7 +111,7 @@ impl CustomState {
         let since = since.parse().ok()?;
         (since < attempt.since).then(|| Attempt {
             since,
-            ..attempt.clone()
+            ..Attempt::clone(attempt)
         })
     }
 
