@@ -1,140 +1,143 @@
-//! The attempts to remediate a node, as the session annotation on the node holds them.
+//! Remediation attempts of a session, as stored in the session annotation of the node.
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// Group of the attempts that validate a node before it comes back.
+/// Group of the attempts that validate a node before it returns to service.
 pub const VALIDATION_GROUP: &str = "validation";
 /// Group of the attempts that collect diagnostics.
 pub const DIAGNOSTICS_GROUP: &str = "diagnostics";
 
-/// The remediation of a node, as its session says.
+/// Remediation state of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RemediationMark {
-    /// The attempts of the session, oldest first; only the last can be under way.
+    /// Attempts of the session, oldest first. Only the last one can be running.
     pub attempts: Vec<Attempt>,
-    /// The times of attempts of earlier sessions, of late.
+    /// Start times of recent attempts of earlier sessions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Timestamp>,
-    /// Set while a person is asked.
+    /// Set while gpuwarden waits for a person.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub person: Option<PersonAsked>,
-    /// Until when something else than the end of an attempt is awaited: another try, or the recovery of the
-    /// faults after one that has succeeded.
+    /// End of the current wait, if it is not for the end of an attempt: either the delay before
+    /// the next attempt, or the time that faults have to recover after a successful one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waits_until: Option<Timestamp>,
 }
 
-/// A person is asked to repair the node.
+/// A request to a person to repair the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PersonAsked {
-    /// Since when.
+    /// Time of the request.
     pub since: Timestamp,
-    /// Why.
+    /// Reason of the request, for people.
     pub why: String,
 }
 
-/// An attempt to repair a node: one custom resource.
+/// An attempt to remediate a node by creating a custom resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Attempt {
-    /// Its identity: the event's id, with a number from the second attempt for one event on.
+    /// Id of the attempt: the event's id, with a number appended from the second attempt for
+    /// the same event on.
     pub id: String,
-    /// The action.
+    /// Name of the action in the remediation configuration.
     pub action: String,
-    /// The group of the action, with the entity where that alone is repaired.
+    /// Equivalence group of the action. Ends in the entity if only the entity is remediated.
     pub group: String,
     /// Id of the event that stands for the fault.
     pub event: String,
-    /// The entity that alone is repaired; empty: the node is.
+    /// Entity that is remediated, such as a GPU's UUID. Empty if the whole node is.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub entity: String,
-    /// The kind of the custom resource.
+    /// Kind of the custom resource.
     pub resource: ResourceKind,
-    /// Its name.
+    /// Name of the custom resource.
     pub name: String,
-    /// Since when it is wanted.
+    /// Time of the decision to make the attempt.
     pub since: Timestamp,
-    /// Minutes in which it is to come to its end.
+    /// Timeout of the attempt, in minutes.
     pub timeout_minutes: i64,
-    /// The time at which it was there.
+    /// Time of the resource's creation. `None` until it exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made: Option<Timestamp>,
-    /// Its end.
+    /// Result of the attempt. `None` while it is running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<AttemptEnd>,
 }
 
-/// A kind of custom resources.
+/// Kind of a custom resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceKind {
-    /// API group.
+    /// API group. Empty for the core group.
     pub group: String,
-    /// Version.
+    /// API version within the group, such as `v1alpha1`.
     pub version: String,
-    /// Kind.
+    /// Kind as objects spell it, such as `RebootNode`.
     pub kind: String,
-    /// Namespace of the resources; `None`: they have none.
+    /// Namespace of the resources. `None` for kinds that have no namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// The condition that is true once it is done.
+    /// Type of the status condition that turns `True` when the work is done.
     pub condition: String,
 }
 
-/// The end of an attempt.
+/// End of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptEnd {
-    /// The time at which it was seen.
+    /// Time when the controller observed the end.
     pub at: Timestamp,
-    /// How it went.
+    /// Outcome of the attempt.
     pub outcome: Outcome,
-    /// The words of who carried it out.
+    /// Message of the program that carried out the attempt.
     pub why: String,
 }
 
-/// The outcome of an attempt.
+/// Outcome of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// It was done.
+    /// The action was carried out.
     Succeeded,
-    /// It was not done, for a reason that may pass.
+    /// The action failed for a reason that may pass.
     FailedForNow,
-    /// It was not done, for a reason that stays.
+    /// The action failed for a permanent reason.
     Failed,
-    /// Nobody knows whether it was done.
+    /// The attempt ended without proof of success or failure.
     Unclear,
 }
 
-/// The state of the repair of a node, for the records of its events.
+/// Remediation state of a node, for the records of its events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repair {
-    /// `faultremediated`: true once a repair has succeeded, false while a person is asked.
+    /// `faultremediated`: true after a successful remediation, false while gpuwarden waits for
+    /// a person.
     pub remediated: Option<bool>,
-    /// `lastremediationtimestamp`: when the last attempt was made; `None` where none was.
+    /// `lastremediationtimestamp`: time of the last attempt. `None` before the first.
     pub attempted_at: Option<Timestamp>,
-    /// Events that were accepted later are none of its.
+    /// Events accepted after this time are not covered by the remediation.
     pub up_to: Timestamp,
 }
 
-/// Most times of attempts that are remembered.
+/// Most start times of attempts that are kept.
 const MAX_TIMES: usize = 32;
-/// Time for which an attempt is remembered, in hours: the longest in which attempts can be counted.
+/// Time until an attempt is forgotten, in hours: the longest window over which a configuration
+/// can limit attempts.
 pub const REMEMBERED_HOURS: i64 = 90 * 24;
 
 // === impl RemediationMark ===
 
 impl RemediationMark {
-    /// Returns whether an attempt at this time is still remembered.
+    /// Returns whether an attempt made at `at` still counts at `now`.
     pub fn remembers(at: Timestamp, now: Timestamp) -> bool {
         now.duration_since(at) < SignedDuration::from_hours(REMEMBERED_HOURS)
     }
 
-    /// Returns the times of all attempts, those of earlier sessions too, the newest of them.
+    /// Returns the start times of the newest attempts, including those of earlier sessions.
     pub fn times(&self, now: Timestamp) -> Vec<Timestamp> {
         let ours = self.repairs().map(|one| one.since);
         let times = self.earlier.iter().copied().chain(ours);
@@ -143,9 +146,10 @@ impl RemediationMark {
         times.split_off(surplus)
     }
 
-    /// Returns the value of [`keys::STATE_LABEL`]; `None` where no attempt was begun, or no repair is needed
-    /// any more and the node waits as one that was not repaired. Only what has a way out is called
-    /// `remediating`: an attempt that is under way, or a wait.
+    /// Returns the value of [`keys::STATE_LABEL`]. `None` before the first attempt, and for a
+    /// node that no longer needs remediation and waits without having been remediated.
+    /// `remediating` is reserved for states that end without a person: a running attempt, or a
+    /// wait.
     pub fn state(&self) -> Option<&'static str> {
         if self.person.is_some() {
             return Some(keys::STATE_REMEDIATION_FAILED);
@@ -158,7 +162,8 @@ impl RemediationMark {
         goes_on.then_some(keys::STATE_REMEDIATING)
     }
 
-    /// Returns since when it is in its state; `None` where it has none.
+    /// Returns the time when the current [`Self::state`] began. `None` if there is no
+    /// state.
     pub(crate) fn since(&self) -> Option<Timestamp> {
         if let Some(person) = &self.person {
             return Some(person.since);
@@ -170,8 +175,8 @@ impl RemediationMark {
         })
     }
 
-    /// Returns how far it is, for the records of the events; `None` where nothing was made, and nobody
-    /// asked.
+    /// Returns the progress of the remediation, for the records of the node's events. `None` if
+    /// no resource was created and no person was asked.
     pub fn repair(&self) -> Option<Repair> {
         let attempted_at = self.repairs().filter_map(|one| one.made).last();
         let succeeded = self.repairs().last().filter(|one| one.succeeded());
@@ -187,30 +192,31 @@ impl RemediationMark {
         })
     }
 
-    /// Returns the last attempt that repairs or validates.
+    /// Returns the last attempt that remediates or validates.
     fn last(&self) -> Option<&Attempt> {
         let mut attempts = self.attempts.iter();
         attempts.rfind(|one| one.group != DIAGNOSTICS_GROUP)
     }
 
-    /// Returns the attempts that repair.
+    /// Returns the attempts that remediate.
     pub fn repairs(&self) -> impl Iterator<Item = &Attempt> {
         self.attempts.iter().filter(|one| one.repairs())
     }
 
-    /// Returns the attempts that validate what the last repair has left.
+    /// Returns the validations that followed the last remediation attempt.
     pub fn validations(&self) -> &[Attempt] {
         let last = self.attempts.iter().rposition(Attempt::repairs);
         let from = last.map_or(0, |last| last + 1);
         self.attempts.get(from..).unwrap_or_default()
     }
 
-    /// Returns the attempt that is under way.
+    /// Returns the running attempt.
     pub fn under_way(&self) -> Option<&Attempt> {
         self.attempts.last().filter(|one| one.end.is_none())
     }
 
-    /// Returns NVSentinel's annotation [`keys::REMEDIATION_STATE`]; `None` where nothing was made.
+    /// Returns the value of NVSentinel's annotation [`keys::REMEDIATION_STATE`]. `None` if no
+    /// resource was created.
     pub fn state_annotation(&self) -> Option<String> {
         let mut groups = Map::new();
         for one in self.repairs() {
@@ -231,34 +237,34 @@ impl RemediationMark {
 // === impl Attempt ===
 
 impl Attempt {
-    /// Returns it for people: `RebootNode maintenance-n1-...`.
+    /// Returns the attempt's resource for people: `RebootNode maintenance-n1-...`.
     pub fn title(&self) -> String {
         format!("{} {}", self.resource.kind, self.name)
     }
 
-    /// Returns what its custom resource says for whom it was made: an older one of the same name is
-    /// another's.
+    /// Returns the value that marks the custom resource as made for this attempt. A resource of
+    /// the same name without it belongs to an earlier attempt.
     pub fn key(&self) -> String {
         format!("{}/{}", self.id, self.since)
     }
 
-    /// Returns whether it repairs, and neither validates nor collects diagnostics.
+    /// Returns whether the attempt remediates: it neither validates nor collects diagnostics.
     pub fn repairs(&self) -> bool {
         ![VALIDATION_GROUP, DIAGNOSTICS_GROUP].contains(&self.group.as_str())
     }
 
-    /// Returns whether it was done.
+    /// Returns whether the attempt ended in success.
     pub fn succeeded(&self) -> bool {
         let end = self.end.as_ref();
         end.is_some_and(|end| end.outcome == Outcome::Succeeded)
     }
 
-    /// Returns the time within which the attempt has to end: a minute at least.
+    /// Returns the timeout of the attempt, at least one minute.
     pub fn timeout(&self) -> SignedDuration {
         SignedDuration::from_mins(self.timeout_minutes.clamp(1, 1_000_000))
     }
 
-    /// Returns how it ended, for people.
+    /// Returns a sentence about the attempt's result, for people.
     pub fn ending(&self) -> String {
         let title = self.title();
         match &self.end {
@@ -268,7 +274,7 @@ impl Attempt {
                 Outcome::FailedForNow => format!("{title} has failed for now: {}", end.why),
                 Outcome::Failed => format!("{title} has failed: {}", end.why),
                 Outcome::Unclear => {
-                    format!("{title} has ended, and nobody knows how: {}", end.why)
+                    format!("{title} has ended with an unknown outcome: {}", end.why)
                 }
             },
         }
@@ -278,7 +284,7 @@ impl Attempt {
 // === impl ResourceKind ===
 
 impl ResourceKind {
-    /// Returns its API version, as objects name it.
+    /// Returns the `apiVersion` that objects of the kind carry.
     pub fn api_version(&self) -> String {
         if self.group.is_empty() {
             self.version.clone()
@@ -287,7 +293,7 @@ impl ResourceKind {
         }
     }
 
-    /// Checks that an object is of the kind, and has a name.
+    /// Checks that an object has this kind and namespace, and a name.
     pub fn check(&self, object: &Value) -> Result<(), String> {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let api_version = self.api_version();

@@ -1,10 +1,10 @@
-//! Single devices of a node, as dynamic resource allocation (DRA) knows them, and the taints that
-//! keep work off them.
+//! Single devices of a node, as dynamic resource allocation (DRA) names them, and the taints
+//! that keep work off them.
 //!
-//! A driver publishes its devices in `ResourceSlice`s, which [`inventory`] puts together. A
-//! `DeviceTaintRule` puts one taint on one device; the driver's slices are never edited. Which
-//! taints a device ought to have is decided in [`crate::assess`], what becomes of the rules in
-//! [`crate::fleet`].
+//! A driver publishes its devices in `ResourceSlice`s; [`Inventory`] assembles them. A
+//! `DeviceTaintRule` puts one taint on one device; slices of a driver are never edited.
+//! `policy::assess` decides on the taints of a device, and the device-taint stage of `fleet` on
+//! changes of the rules.
 
 mod inventory;
 #[cfg(any(test, feature = "test-util"))]
@@ -22,150 +22,152 @@ use crate::ownership::Maker;
 
 pub use inventory::{Inventory, NodeDevices};
 
-/// The driver whose devices are tainted, and the domain of the taints' keys.
+/// Driver whose devices are tainted, and domain of the taints' keys.
 pub const GPU_DRIVER: &str = keys::GPU_DRIVER;
-/// Most taints of one device that the API takes.
+/// Most taints of one device that the API accepts.
 pub const MAX_DEVICE_TAINTS: usize = 16;
 
-// A device has one taint of each dimension at most.
+// A device has at most one taint of each dimension.
 const _: () = assert!(Dimension::ALL.len() <= MAX_DEVICE_TAINTS);
 
-/// A device, by the names under which the API knows it.
+/// Identity of a device in the API.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceId {
-    /// The driver that publishes it.
+    /// Driver that publishes the device.
     pub driver: String,
-    /// The pool that it is in.
+    /// Pool that contains the device.
     pub pool: String,
-    /// Its name in the pool.
+    /// Name of the device in its pool.
     pub name: String,
 }
 
-/// An effect of a device taint, the weakest first.
+/// Effect of a device taint, weakest first.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub enum TaintEffect {
-    /// It informs, and keeps nothing off.
+    /// Informational: keeps no work off the device.
     #[default]
     None,
-    /// Nothing new is placed on the device.
+    /// No new pod is placed on the device.
     NoSchedule,
-    /// Besides, pods that use the device are deleted.
+    /// No new pod is placed on the device, and pods that use it are deleted.
     NoExecute,
 }
 
-/// A part of a device's health that has a taint of its own.
+/// A part of a device's health that has its own taint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dimension {
-    /// The driver has reported an XID.
+    /// The driver reported an XID.
     Xid,
-    /// The GPU does not answer any more.
+    /// The GPU no longer answers.
     GpuLost,
-    /// Nobody can say whether the GPU is well.
+    /// The health of the GPU cannot be determined.
     Unmonitored,
-    /// Its memory is damaged.
+    /// The memory of the GPU is damaged.
     Memory,
-    /// A link of it to other GPUs or to a switch is damaged.
+    /// A link from the GPU to another GPU or to a switch is damaged.
     Nvlink,
-    /// It is too hot.
+    /// The GPU is too hot.
     Thermal,
 }
 
-/// A taint of a device.
+/// Taint of a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DeviceTaint {
-    /// The key: a label's name.
+    /// Key: in the form of a label's key.
     pub key: String,
-    /// The value: a label's value, or empty.
+    /// Value: in the form of a label's value, or empty.
     pub value: String,
-    /// The effect.
+    /// Effect of the taint on pods.
     pub effect: TaintEffect,
 }
 
-/// A `ResourceSlice`, as far as it is of use here.
+/// The parts of a `ResourceSlice` that gpuwarden uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slice {
-    /// The driver that publishes it.
+    /// Driver that publishes the slice.
     pub driver: String,
-    /// The pool that it is a part of.
+    /// Pool that the slice is part of.
     pub pool: String,
-    /// The generation of the pool.
+    /// Generation of the pool.
     pub generation: i64,
-    /// The number of slices that the pool has in this generation.
+    /// Number of slices of the pool in this generation.
     pub slices: i64,
-    /// The node whose devices it lists; `None`: they are not of one node.
+    /// Node of the listed devices. `None` if the slice is not bound to one node.
     pub node: Option<String>,
-    /// The devices that it lists.
+    /// Devices listed in the slice.
     pub devices: Vec<SliceDevice>,
 }
 
 /// A device in a [`Slice`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SliceDevice {
-    /// Its name in the pool.
+    /// Name of the device in its pool.
     pub name: String,
-    /// UUID of the GPU, which is the parent of a MIG device.
+    /// UUID of the GPU. For a MIG device, of its parent GPU.
     pub gpu: Option<String>,
-    /// Its own UUID, where it is a MIG device.
+    /// UUID of the MIG device. `None` for a whole GPU.
     pub mig: Option<String>,
     /// PCI address of the GPU.
     pub pci: Option<String>,
-    /// The taints that the driver itself publishes.
+    /// Taints that the driver itself publishes.
     pub taints: Vec<DeviceTaint>,
 }
 
-/// A `DeviceTaintRule` that a gpuwarden has made.
+/// A `DeviceTaintRule` made by a gpuwarden.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// The version of the object that this is.
+    /// `resourceVersion` of this state of the object.
     pub resource_version: String,
-    /// The time at which the rule was made.
+    /// Creation time of the object.
     pub created_at: Option<Timestamp>,
-    /// The contents of the rule.
+    /// Contents of the rule.
     pub spec: RuleSpec,
-    /// The cluster's words on pods that have to go because of the rule; `None` where it says
-    /// nothing.
+    /// Message of the cluster about the eviction of pods due to the rule. `None` if its status
+    /// has none.
     pub eviction: Option<String>,
 }
 
-/// The contents of a rule of ours: the taint, its device, and the gpuwarden that made it.
+/// Contents of a rule: the taint, the device, and the gpuwarden that made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSpec {
-    /// The device.
+    /// Device that the rule taints.
     pub device: DeviceId,
-    /// Its taint.
+    /// Taint on the device.
     pub taint: DeviceTaint,
-    /// The node that the device is of.
+    /// Node of the device.
     pub node: String,
-    /// UUID or PCI address of the GPU, by which it is known where the driver publishes it no more.
+    /// UUID or PCI address of the GPU. Identifies the GPU even if the driver stops publishing
+    /// it.
     pub gpu: String,
-    /// The kind of gpuwarden that made the rule.
+    /// Kind of gpuwarden that made the rule.
     pub by: Maker,
-    /// Id of its store, where a node's own gpuwarden made the rule.
+    /// Id of the store of the gpuwarden that made the rule. Set only if a node's own gpuwarden
+    /// made it.
     pub store: Option<String>,
 }
 
-/// A change of one `DeviceTaintRule`. A rule that has changed since it was seen stays as it is.
+/// A change of one `DeviceTaintRule`. Fails if the rule changed since it was last observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleChange {
-    /// Make it.
+    /// Creates a new rule.
     Create(RuleSpec),
-    /// Give it another taint.
+    /// Replaces the taint of a rule.
     Update(Box<Rule>, DeviceTaint),
-    /// Delete it.
+    /// Deletes an existing rule.
     Delete(Box<Rule>),
 }
 
-/// A `ResourceClaim` that was given devices.
+/// A `ResourceClaim` with allocated devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// The devices.
+    /// Devices allocated to the claim.
     pub devices: Vec<DeviceId>,
-    /// The pods that use them, as `namespace/name`.
+    /// Pods that use the devices, as `namespace/name`.
     pub pods: Vec<String>,
 }
 
@@ -202,7 +204,7 @@ impl FromStr for TaintEffect {
 // === impl Dimension ===
 
 impl Dimension {
-    /// All of them.
+    /// All dimensions, in the order of their declaration.
     pub const ALL: [Self; 6] = [
         Self::Xid,
         Self::GpuLost,
@@ -212,7 +214,8 @@ impl Dimension {
         Self::Thermal,
     ];
 
-    /// Returns its name: the part of a taint's key behind the driver's domain.
+    /// Returns the name of the dimension: the part of the taint's key after the driver's
+    /// domain.
     pub fn name(self) -> &'static str {
         match self {
             Self::Xid => "xid",
@@ -224,12 +227,12 @@ impl Dimension {
         }
     }
 
-    /// Returns the key of its taint.
+    /// Returns the key of the dimension's taint.
     pub fn key(self) -> String {
         format!("{GPU_DRIVER}/{}", self.name())
     }
 
-    /// Returns the value of its taint, where all faults of it have the same.
+    /// Returns the value of the dimension's taint. Empty if the value depends on the fault.
     pub fn value(self) -> &'static str {
         match self {
             Self::Xid | Self::GpuLost | Self::Unmonitored => "",
@@ -254,7 +257,7 @@ impl fmt::Display for DeviceTaint {
 
 impl Rule {
     /// Returns whether this is an older state of the rule than `other`. Versions are comparable
-    /// numbers in every Kubernetes we know; where they are not, none is older.
+    /// numbers in every Kubernetes we know. If they are not, neither state is older.
     pub fn is_older_than(&self, other: &Self) -> bool {
         let versions = [self, other].map(|rule| rule.resource_version.parse::<u64>());
         matches!(versions, [Ok(this), Ok(other)] if this < other)
@@ -264,9 +267,9 @@ impl Rule {
 // === impl RuleSpec ===
 
 impl RuleSpec {
-    /// Returns the name of the rule: that of the device and of the taint's key, and a hash of both
-    /// with the pool, which may be longer than a name. The same rule always has the same name, so
-    /// none is made twice.
+    /// Returns the name of the rule: the device's name, the last part of the taint's key, and a
+    /// hash of both with the pool, whose name may be too long for an object. The same rule
+    /// always gets the same name, so it cannot be created twice.
     pub fn rule_name(&self) -> String {
         let (device, key) = (&self.device, &self.taint.key);
         let digest = Sha256::digest(format!("{device} {key}"));
@@ -280,7 +283,7 @@ impl RuleSpec {
 // === impl RuleChange ===
 
 impl RuleChange {
-    /// Returns the name of the rule.
+    /// Returns the name of the changed rule.
     pub fn rule_name(&self) -> String {
         match self {
             Self::Create(spec) => spec.rule_name(),
@@ -288,7 +291,7 @@ impl RuleChange {
         }
     }
 
-    /// Returns the device.
+    /// Returns the device of the changed rule.
     pub fn device(&self) -> &DeviceId {
         match self {
             Self::Create(spec) => &spec.device,
@@ -296,7 +299,7 @@ impl RuleChange {
         }
     }
 
-    /// Returns what `rule` is after the change; `None` where it is gone.
+    /// Returns the rule after the change. `None` if it is deleted.
     pub fn after(&self) -> Option<Rule> {
         match self {
             Self::Create(spec) => Some(Rule {
@@ -316,7 +319,6 @@ impl RuleChange {
     }
 }
 
-/// Displayed for people.
 impl fmt::Display for RuleChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let device = self.device();

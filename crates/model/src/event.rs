@@ -1,5 +1,5 @@
-//! A health event as it is accepted: checked, brought into one form, and named by a
-//! hash of its content, so that sending it again does not double it.
+//! Acceptance of health events: validation, normalisation, and an id that is a hash of the
+//! content, so an event that is sent again is not counted twice.
 
 use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, json, keys};
 use jiff::{SignedDuration, Timestamp};
@@ -12,26 +12,24 @@ pub use contract::{MAX_METADATA_BYTES, accepted, mark_accepted};
 
 /// Most events in one request.
 pub const MAX_EVENTS: usize = 10_000;
-/// Longest name: agent, component class, check, node, code, entity type (bytes).
+/// Longest name (bytes): agent, component class, check, node, code, entity type.
 pub const MAX_NAME_BYTES: usize = 253;
 /// Longest entity value and custom action (bytes).
 pub const MAX_VALUE_BYTES: usize = 1024;
-/// Longest message (bytes). A longer one is cut and marked, never refused: a fault is
-/// not lost because its text is long.
+/// Longest message (bytes). A longer one is cut and marked, never refused: no fault is lost
+/// because of its text.
 pub const MAX_MESSAGE_BYTES: usize = 16 * 1024;
-/// Most error codes, and most entities, on one event.
+/// Most error codes, and most entities, of one event.
 pub const MAX_ITEMS: usize = 256;
-/// Most metadata entries on one event.
+/// Most metadata entries of one event.
 pub const MAX_METADATA: usize = 128;
-/// Longest time ago that an event can be told to have been accepted. A machine that was off, or cut
-/// off, for a weekend is within it. A longer one comes from a clock that was wrong, and must not
-/// hide a fault.
+/// Longest credible age of an event's acceptance: covers a machine that was off or disconnected
+/// for a weekend. A larger age comes from a wrong clock, and must not hide a fault.
 pub const MAX_ACCEPTANCE_AGE: SignedDuration = SignedDuration::from_hours(48);
-/// The time by which the clock of a sender may be ahead: the clocks of a cluster differ. A time
-/// that lies further in the future is none.
+/// Most that a sender's clock may run ahead. Times further in the future are replaced.
 pub const MAX_AHEAD: SignedDuration = SignedDuration::from_secs(60);
 
-/// The metadata keys that a connector adds to what a sender has said.
+/// Metadata keys that a connector adds to an event.
 const CONNECTOR_MARKS: [&str; 4] = [
     keys::META_FUTURE_TIME,
     keys::META_MESSAGE_CUT,
@@ -39,33 +37,33 @@ const CONNECTOR_MARKS: [&str; 4] = [
     keys::META_REPORTED_BY,
 ];
 
-/// An accepted event, as every reader of the store sees it.
+/// An accepted event, as all readers of the store see it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// Position in the feed of the store.
+    /// Position in the store's feed.
     pub seq: Position,
-    /// Identity: 24 hexadecimal digits, a hash of the content. Also in `event.id`.
+    /// Id of the event: 24 hexadecimal digits, a hash of the content. Also in `event.id`.
     pub id: String,
-    /// The time at which the connector accepted it.
+    /// Time when the connector accepted the event.
     pub created_at: Timestamp,
-    /// The event, normalised.
+    /// The event itself, after [`normalise`].
     pub event: HealthEvent,
 }
 
-/// A problem with a field of an event that a sender offered.
+/// Problem with a field of a submitted event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {what}")]
 pub struct Problem {
-    /// The field's proto name, with an index where it repeats: `errorCode[3]`.
+    /// Proto name of the field, with an index if it repeats: `errorCode[3]`.
     pub field: String,
-    /// The problem in words: what the field held (shortened), and what is expected.
+    /// Problem in words: the found value (shortened), and what is expected.
     pub what: String,
 }
 
 // === impl Problem ===
 
 impl Problem {
-    /// Returns a problem with a field.
+    /// Creates a problem of the named field.
     pub fn new(field: &str, what: String) -> Self {
         Self {
             field: field.to_owned(),
@@ -107,7 +105,7 @@ pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
         return Err(Problem::new(
             "generatedTimestamp",
             format!(
-                "{{seconds: {}, nanos: {}}} is no time: seconds must lie in the years 0001 to \
+                "{{seconds: {}, nanos: {}}} is not a time: seconds must lie in the years 0001 to \
                  9999, nanos in 0 to 999999999",
                 time.seconds, time.nanos
             ),
@@ -139,7 +137,8 @@ fn validate_lists(event: &HealthEvent) -> Result<(), Problem> {
             return Err(Problem::new(&field, "has an empty entityType".to_owned()));
         }
     }
-    // What a connector adds does not count: the next one has to take it too.
+    // Entries added by a connector do not count: the next connector has to accept the event
+    // too.
     let marks = CONNECTOR_MARKS
         .iter()
         .filter(|key| event.metadata.contains_key(**key))
@@ -156,20 +155,21 @@ fn validate_lists(event: &HealthEvent) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Makes an event of our own that asks for nothing (`NONE`) one that is not fatal: else its node would go out
-/// of service, and nothing would ever bring it back. Every monitor and every check passes its events through
-/// here; the events of others are theirs, and stay as they are.
+/// Clears `is_fatal` of our own event if the event asks for no action (`NONE`). Otherwise its
+/// node would leave service and never return. Every monitor and every check passes its events
+/// through this function; events of other senders stay unchanged.
 pub fn not_fatal_without_action(event: &mut HealthEvent) {
     event.is_fatal &= event.recommended_action != RecommendedAction::None as i32;
 }
 
-/// Brings a valid event into the one form in which it is stored, and names it.
+/// Brings a valid event into its stored form, and sets its id.
 ///
-/// - `UNSPECIFIED` strategy is the normal one.
-/// - A missing timestamp becomes `received_at` and is marked so in the metadata.
-/// - So does one that lies more than [`MAX_AHEAD`] behind it; the metadata keep what it was.
+/// - An `UNSPECIFIED` strategy becomes the default strategy.
+/// - A missing timestamp becomes `received_at`, and the metadata say so.
+/// - A timestamp more than [`MAX_AHEAD`] after `received_at` becomes `received_at`; the
+///   metadata keep the original.
 /// - A message over [`MAX_MESSAGE_BYTES`] is cut and marked.
-/// - `id` is ours: the sender's is dropped, since two senders may choose the same.
+/// - The sender's `id` is replaced by ours, since two senders may choose the same.
 pub fn normalise(event: &mut HealthEvent, received_at: Timestamp) {
     if event.processing_strategy == ProcessingStrategy::Unspecified as i32 {
         event.processing_strategy = ProcessingStrategy::ExecuteRemediation as i32;
@@ -190,24 +190,26 @@ pub fn normalise(event: &mut HealthEvent, received_at: Timestamp) {
             .insert(keys::META_TIME_OF_RECEIPT.to_owned(), "true".to_owned());
         event.generated_timestamp = Some(json::proto_timestamp(received_at));
     }
-    // Before the next: it depends on when the event comes, and a retry has to be the same event.
+    // Must happen before the timestamp is replaced: a retry arrives at another time and has to
+    // get the same id.
     event.id = event_id(event);
     let generated = event.generated_timestamp.and_then(json::timestamp);
     if let Some(time) = generated.filter(|time| time.duration_since(received_at) > MAX_AHEAD) {
-        // A connector before this one may have noted it; what the sender said stays.
+        // An earlier connector may have recorded the original time; that entry stays.
         let noted = event.metadata.entry(keys::META_FUTURE_TIME.to_owned());
         noted.or_insert_with(|| time.to_string());
         event.generated_timestamp = Some(json::proto_timestamp(received_at));
     }
 }
 
-/// Returns when an event counts as accepted that a trusted sender says at `now` was accepted at
-/// `told`: never later than now. Where that is more than [`MAX_ACCEPTANCE_AGE`] ago, a clock was
-/// wrong: a fault is new then, and a recovery no newer than it has to be.
-pub fn accepted_at(event: &HealthEvent, told: Timestamp, now: Timestamp) -> Timestamp {
+/// Returns the acceptance time to use for an event that a trusted sender claims, at `now`, to
+/// have accepted at `claimed`: never later than `now`. A claim older than
+/// [`MAX_ACCEPTANCE_AGE`] comes from a wrong clock. A fault then counts as new, and a recovery
+/// as old as the limit allows.
+pub fn accepted_at(event: &HealthEvent, claimed: Timestamp, now: Timestamp) -> Timestamp {
     let oldest = now.checked_sub(MAX_ACCEPTANCE_AGE).unwrap_or(now);
-    if told >= oldest {
-        told.min(now)
+    if claimed >= oldest {
+        claimed.min(now)
     } else if event.is_healthy {
         oldest
     } else {
@@ -215,16 +217,16 @@ pub fn accepted_at(event: &HealthEvent, told: Timestamp, now: Timestamp) -> Time
     }
 }
 
-/// Removes and returns the time that [`mark_accepted`] has noted. It is no part of what an event
-/// says.
+/// Removes and returns the time that [`mark_accepted`] recorded. The time is not part of the
+/// event's content.
 pub fn take_accepted(event: &mut HealthEvent) -> Option<Timestamp> {
     event.metadata.remove(keys::META_ACCEPTED_AT)?.parse().ok()
 }
 
-/// Converts the time that [`mark_accepted`] has noted from the clock of a sender, which says `sent`
-/// while ours says `now`, to our own: an event is as old as its sender says. So a clock that is
-/// wrong makes no event look older, or newer, than it is; where it was set back on the way the
-/// event is new.
+/// Converts the time that [`mark_accepted`] recorded from the sender's clock to ours, where
+/// `sent` and `now` are the same moment on both clocks. Only the age of the event is used, so a
+/// wrong clock makes no event look older or newer. If the sender's clock was set back in
+/// between, the event counts as new.
 pub fn accepted_by_our_clock(event: &mut HealthEvent, sent: Timestamp, now: Timestamp) {
     if let Some(accepted) = take_accepted(event) {
         let age = sent.duration_since(accepted).max(SignedDuration::ZERO);
@@ -232,14 +234,14 @@ pub fn accepted_by_our_clock(event: &mut HealthEvent, sent: Timestamp, now: Time
     }
 }
 
-/// Returns the identity of an event: a hash of its content and its reporter. So a batch that is
-/// sent again (a client's retry, a monitor that reads a log again) is recognised, and nobody can
-/// take the place of an event that another will report.
+/// Returns the id of an event: a hash of its content and its reporter. An event that is sent
+/// again (by a client's retry, or by a monitor that reads a log again) keeps its id, and no
+/// sender can claim the id of an event that another will report.
 ///
-/// An event that names the log record it was read from is that record's: its time, and
-/// what we knew of the GPU when we read it, may differ when it is read again.
+/// The id of an event that names a log record depends only on that record: the event's time,
+/// and the details of the GPU, may differ when the record is read again.
 ///
-/// 24 hexadecimal digits, the form of the ids that NVSentinel's stores give.
+/// The format, 24 hexadecimal digits, is that of ids in NVSentinel's stores.
 pub fn event_id(event: &HealthEvent) -> String {
     let mut plain = as_sent(event);
     if names_record(&plain) {
@@ -253,7 +255,7 @@ pub fn event_id(event: &HealthEvent) -> String {
     hash(&plain)
 }
 
-/// The metadata keys that name the log record an event was read from, and its reader.
+/// Metadata keys that name the log record of an event, and its reader.
 const RECORD_NAMES: [&str; 4] = [
     keys::META_REPORTED_BY,
     keys::META_BOOT_ID,
@@ -267,9 +269,10 @@ pub fn names_record(event: &HealthEvent) -> bool {
     has(keys::META_LOG_PLACE) || (has(keys::META_BOOT_ID) && has(keys::META_KERNEL_SEQUENCE))
 }
 
-/// Returns a hash of an event without its time: equal for two reports of the same thing.
+/// Returns a hash of an event without its time: equal for two reports of the same content.
 ///
-/// For senders that give no timestamp, whose retries look like new events.
+/// Detects retries of senders that give no timestamp, which would otherwise look like new
+/// events.
 pub fn content_fingerprint(event: &HealthEvent) -> String {
     let mut plain = as_sent(event);
     plain.generated_timestamp = None;
@@ -277,8 +280,9 @@ pub fn content_fingerprint(event: &HealthEvent) -> String {
     hash(&plain)
 }
 
-/// Returns whether an event may open or close a fault. It may not where its strategy asks for
-/// storing only, or where it is older than the history that its monitor was told to look at.
+/// Returns whether an event may open or close a fault. An event may not if its strategy asks
+/// for storing only, or if it is older than the history that its monitor was configured to
+/// read.
 pub fn counts(event: &HealthEvent) -> bool {
     let strategy = event.processing_strategy;
     strategy != ProcessingStrategy::StoreOnly as i32
@@ -286,9 +290,9 @@ pub fn counts(event: &HealthEvent) -> bool {
         && !event.metadata.contains_key(keys::META_EARLIER_IN_BOOT)
 }
 
-/// Returns whether an event is a notice: it is not fatal and asks for nothing, such as an XID
-/// that a job's own bug brought about. Nothing waits for its repair, so it is shown for a while
-/// and is no open fault, unless a policy wants more.
+/// Returns whether an event is a notice: not fatal and without a requested action, such as an
+/// XID caused by a bug in a job. A notice is displayed for a while and is not an open fault,
+/// unless a policy makes it one.
 pub fn is_notice(event: &HealthEvent) -> bool {
     let overrides = event.quarantine_overrides.as_ref();
     !event.is_healthy
@@ -297,7 +301,7 @@ pub fn is_notice(event: &HealthEvent) -> bool {
         && !overrides.is_some_and(|one| one.force)
 }
 
-/// Puts back the time in the future that a sender gave, and [`normalise`] has replaced.
+/// Restores the future timestamp of the sender that [`normalise`] replaced.
 fn restore_future_time(event: &mut HealthEvent) {
     let noted = event.metadata.remove(keys::META_FUTURE_TIME);
     if let Some(time) = noted.and_then(|time| time.parse().ok()) {
@@ -305,13 +309,13 @@ fn restore_future_time(event: &mut HealthEvent) {
     }
 }
 
-/// Returns whether the sender gave no timestamp of its own.
+/// Returns whether the sender gave no timestamp.
 pub fn lacks_own_time(event: &HealthEvent) -> bool {
     event.metadata.contains_key(keys::META_TIME_OF_RECEIPT)
 }
 
-/// Returns an event as it was sent, without its id, and without the pid of its reporter: a check
-/// that is started once more reports the same.
+/// Returns an event in the form of its sender, without its id and without the reporter's pid: a
+/// restarted check reports the same event.
 fn as_sent(event: &HealthEvent) -> HealthEvent {
     let mut plain = event.clone();
     plain.id.clear();
@@ -323,7 +327,7 @@ fn as_sent(event: &HealthEvent) -> HealthEvent {
 }
 
 fn hash(event: &HealthEvent) -> String {
-    // The encoding is deterministic: fields in order of number, maps sorted.
+    // The encoding is deterministic: fields are ordered by number, and maps are sorted.
     let digest = Sha256::digest(prost::Message::encode_to_vec(event));
     digest
         .iter()
@@ -368,7 +372,7 @@ fn shorten(value: &str) -> String {
     format!("{}...", &value[..floor_char_boundary(value, SHOWN)])
 }
 
-/// Returns the largest index up to `max` at which `text` can be cut.
+/// Returns the largest index up to `max` that is a character boundary of `text`.
 pub fn floor_char_boundary(text: &str, max: usize) -> usize {
     (0..=max.min(text.len()))
         .rev()

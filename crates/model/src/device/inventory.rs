@@ -1,4 +1,4 @@
-//! The devices of all nodes, put together from the slices of their drivers.
+//! Inventory of the devices of all nodes, assembled from the slices of their drivers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,41 +7,40 @@ use diagnosis::subject::{Subject, normalise_pci};
 
 use super::{DeviceId, Rule, Slice, SliceDevice};
 
-/// The devices of all nodes.
+/// Devices of all nodes.
 ///
-/// A driver publishes a pool in one or more slices, and a new generation of it in as many steps.
-/// The newest generation that is there as a whole counts; while there is none, what was known
-/// does.
+/// A driver publishes a pool in one or more slices, and updates them one by one when it starts
+/// a new generation. The newest complete generation counts. Until one is complete, the devices
+/// of the last complete generation stay.
 #[derive(Clone, Debug, Default)]
 pub struct Inventory {
     pools: BTreeMap<PoolId, Pool>,
-    /// The pool of each slice, by the slice's name.
+    /// Pool of each slice, by the slice's name.
     slices: BTreeMap<String, PoolId>,
-    /// The pools of each node.
+    /// Pools of each node.
     nodes: BTreeMap<String, BTreeSet<PoolId>>,
 }
 
-/// A driver and its pool.
+/// Driver and pool name.
 type PoolId = (String, String);
 
 #[derive(Clone, Debug, Default)]
 struct Pool {
-    /// Its slices, of whatever generation.
+    /// Slices of all generations, by name.
     slices: BTreeMap<String, Slice>,
-    /// The node and the devices of the generation that counts.
+    /// Node of the newest complete generation. `devices` are its devices.
     node: Option<String>,
     devices: Vec<SliceDevice>,
 }
 
-/// The devices of one node.
+/// Devices of one node.
 #[derive(Clone, Debug, Default)]
 pub struct NodeDevices(Vec<(DeviceId, SliceDevice)>);
 
 // === impl Inventory ===
 
 impl Inventory {
-    /// Takes in a slice by its name, or that it is gone. Returns the nodes of which something has
-    /// changed.
+    /// Records the new state of a slice; `None` if it was deleted. Returns the affected nodes.
     pub fn take(&mut self, name: &str, slice: Option<Slice>) -> BTreeSet<String> {
         let after = slice
             .as_ref()
@@ -59,7 +58,7 @@ impl Inventory {
         changed.iter().flat_map(|id| self.renew(id)).collect()
     }
 
-    /// Puts a pool together anew. Returns the nodes that it was of before and is of now.
+    /// Assembles a pool again. Returns the nodes it belonged to before and belongs to now.
     fn renew(&mut self, id: &PoolId) -> Vec<String> {
         let Some(pool) = self.pools.get_mut(id) else {
             return Vec::new();
@@ -80,8 +79,8 @@ impl Inventory {
         before.into_iter().chain(after).collect()
     }
 
-    /// Returns the devices of a node; with them those of `rules` that the driver publishes no
-    /// more, as the rules remember them: a GPU that is lost may be one.
+    /// Returns the devices of a node. Devices of `rules` that the driver no longer publishes,
+    /// such as those of a lost GPU, are restored from the rules.
     pub fn of_node<'a>(&self, node: &str, rules: impl Iterator<Item = &'a Rule>) -> NodeDevices {
         let mut found = Vec::new();
         let pools = self.nodes.get(node).into_iter().flatten();
@@ -115,7 +114,7 @@ impl Inventory {
 // === impl Pool ===
 
 impl Pool {
-    /// Takes the node and the devices from the newest generation that is there as a whole.
+    /// Takes the node and the devices from the newest complete generation.
     fn renew(&mut self) {
         let is_whole = |generation: i64, slices: i64| {
             let same = self
@@ -141,24 +140,25 @@ impl Pool {
 // === impl NodeDevices ===
 
 impl NodeDevices {
-    /// Returns them with what the driver says of each.
+    /// Returns the devices with the driver's description of each.
     pub fn iter(&self) -> impl Iterator<Item = &(DeviceId, SliceDevice)> {
         self.0.iter()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether the node has no devices.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns what the driver says of a device.
+    /// Returns the driver's description of a device.
     pub fn get(&self, id: &DeviceId) -> Option<&SliceDevice> {
         let mut all = self.0.iter();
         all.find(|(known, _)| known == id).map(|(_, device)| device)
     }
 
-    /// Returns the devices of the GPU that `subject` names: by its UUID, else by its PCI address.
-    /// A GPU that is divided has several, and a fault of it, or of one of them, concerns all.
+    /// Returns the devices of the GPU that `subject` names by its UUID, or else by its PCI
+    /// address. A partitioned GPU has several devices, and a fault of the GPU or of one
+    /// partition concerns all.
     pub fn find(&self, subject: &Subject) -> Vec<&DeviceId> {
         let by = |matches: &dyn Fn(&SliceDevice) -> bool| {
             let named = self.0.iter().find(|(_, device)| matches(device));

@@ -1,8 +1,8 @@
-//! Slices for tests, here and in other rooms.
+//! Slices for tests of this crate and of others.
 
 use super::{GPU_DRIVER, Slice, SliceDevice};
 
-/// Returns the slice of a node with so many GPUs, whose UUIDs are `GPU-0` and so on.
+/// Returns the slice of a node with `gpus` GPUs, whose UUIDs are `GPU-0` and so on.
 pub fn slice(node: &str, gpus: u8) -> Slice {
     let device = |index: u8| SliceDevice {
         name: format!("gpu-{index}"),

@@ -20,7 +20,7 @@ type Break = fn(&mut HealthEvent);
 #[test]
 fn required_fields_are_named() {
     validate(&good()).unwrap();
-    // NVSentinel's monitor of clouds sets none.
+    // NVSentinel's cloud monitor sets no version.
     let without_version = HealthEvent {
         version: 0,
         ..good()
@@ -90,7 +90,7 @@ fn an_event_sent_again_has_the_same_id_and_another_has_not() {
     assert_ne!(content_fingerprint(&first), content_fingerprint(&other));
 }
 
-/// Otherwise whoever knows what the next line will be has it pass for a retry.
+/// Otherwise a sender that can predict the next log line could make it look like a retry.
 #[test]
 fn who_reports_is_part_of_the_identity_and_the_pid_is_not() {
     let process = |uid, pid| Reporter::User(Process { uid, pid });
@@ -147,7 +147,7 @@ fn what_differs_in_any_part_is_another_event() {
     ids.sort();
     ids.dedup();
     assert_eq!(ids.len(), 10);
-    // A record of a log is one of its node, too.
+    // A record of a log belongs to its node.
     let of_log: Break = |e| {
         e.metadata.insert(keys::META_LOG_PLACE.into(), "1".into());
     };
@@ -163,9 +163,9 @@ fn what_differs_in_any_part_is_another_event() {
 #[test]
 fn a_time_in_the_future_counts_as_the_time_of_receipt_and_a_retry_stays_one() {
     let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
-    let said: Timestamp = "9998-01-01T00:00:00.000000001Z".parse().unwrap();
+    let generated: Timestamp = "9998-01-01T00:00:00.000000001Z".parse().unwrap();
     let mut first = good();
-    first.generated_timestamp = Some(json::proto_timestamp(said));
+    first.generated_timestamp = Some(json::proto_timestamp(generated));
     first.processing_strategy = 1;
     let (sent, mut again) = (first.clone(), first.clone());
     normalise(&mut first, at(0));
@@ -173,9 +173,12 @@ fn a_time_in_the_future_counts_as_the_time_of_receipt_and_a_retry_stays_one() {
         first.generated_timestamp,
         Some(json::proto_timestamp(at(0)))
     );
-    assert_eq!(first.metadata[keys::META_FUTURE_TIME], said.to_string());
-    // Named by what was sent: however late it comes again, and at the next connector,
-    // for whose clock it may be in the future still.
+    assert_eq!(
+        first.metadata[keys::META_FUTURE_TIME],
+        generated.to_string()
+    );
+    // The id depends on what was sent, however late the event arrives again, and also at the
+    // next connector, whose clock may still be behind the event's time.
     assert_eq!(first.id, event_id(&sent));
     normalise(&mut again, at(500));
     assert_eq!(again.id, first.id);
@@ -187,7 +190,7 @@ fn a_time_in_the_future_counts_as_the_time_of_receipt_and_a_retry_stays_one() {
         onward.generated_timestamp,
         Some(json::proto_timestamp(at(-500)))
     );
-    // Clocks differ a little.
+    // Small differences between clocks are accepted.
     for (ahead, counts) in [(60, 60), (61, 0)] {
         let mut event = good();
         event.generated_timestamp = Some(json::proto_timestamp(at(ahead)));
@@ -207,7 +210,7 @@ fn acceptance_lies_in_the_last_two_days_and_doubt_hides_no_fault() {
         is_healthy: true,
         ..good()
     };
-    for (told, fault, recovery) in [
+    for (claimed, fault, recovery) in [
         (0, 0, 0),
         (-7, -7, -7),
         (7, 0, 0),
@@ -215,9 +218,9 @@ fn acceptance_lies_in_the_last_two_days_and_doubt_hides_no_fault() {
         (-bound - 1, 0, -bound),
         (-250_000_000_000, 0, -bound),
     ] {
-        let told = Timestamp::from_second(1_800_000_000 + told).unwrap_or(Timestamp::MIN);
-        assert_eq!(accepted_at(&good(), told, at(0)), at(fault));
-        assert_eq!(accepted_at(&well, told, at(0)), at(recovery));
+        let claimed = Timestamp::from_second(1_800_000_000 + claimed).unwrap_or(Timestamp::MIN);
+        assert_eq!(accepted_at(&good(), claimed, at(0)), at(fault));
+        assert_eq!(accepted_at(&well, claimed, at(0)), at(recovery));
     }
 }
 

@@ -11,7 +11,7 @@ fn subject(kind: &str, value: &str) -> Subject {
     Subject::of_entities(&[entity]).remove(0)
 }
 
-/// The names of the devices of `n1` that are of a GPU.
+/// Returns the names of the devices of a GPU on `n1`.
 fn found(inventory: &Inventory, kind: &str, value: &str) -> Vec<String> {
     let devices = inventory.of_node("n1", [].iter());
     let found = devices.find(&subject(kind, value));
@@ -33,7 +33,7 @@ fn a_device_is_found_by_the_uuid_or_the_address_of_its_gpu() {
         ("GPU_UUID", "GPU-0", &["gpu-0"][..]),
         ("GPU_UUID", "gpu-0", &["gpu-0"]),
         ("PCI", "00000000:00:00.0", &["gpu-0"]),
-        // A fault of a part concerns its siblings.
+        // A fault of one partition concerns the others.
         ("GPU_UUID", "GPU-1", &divided),
         ("GPU_UUID", "MIG-b", &divided),
         ("GPU_UUID", "GPU-2", &[]),
@@ -58,7 +58,8 @@ fn the_newest_generation_counts_once_it_is_whole() {
     assert!(of_gpu(&inventory).is_empty(), "half of it is there");
     inventory.take("b", Some(part(1, 2, "old-b")));
     assert_eq!(of_gpu(&inventory), ["old-a", "old-b"]);
-    // Whichever way a driver goes about it: what was known stays until there is something new.
+    // The old devices stay until a generation is complete, in whatever order slices are
+    // updated.
     inventory.take("c", Some(part(2, 2, "new-c")));
     assert_eq!(of_gpu(&inventory), ["old-a", "old-b"]);
     inventory.take("a", Some(part(2, 2, "new-a")));
@@ -72,7 +73,7 @@ fn the_newest_generation_counts_once_it_is_whole() {
             .collect::<Vec<_>>()
     );
     inventory.take("b", None);
-    // A slice that goes to another node takes its devices along.
+    // A slice that moves to another node takes its devices along.
     let mut moved = part(3, 1, "moved");
     moved.node = Some("n2".into());
     let nodes = inventory.take("a", Some(moved));
