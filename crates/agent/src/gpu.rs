@@ -32,7 +32,7 @@ use diagnosis::gpu::dcgm::{DcgmLook, ImexUse};
 use diagnosis::gpu::{GpuEvent, Inventory, Readings};
 use diagnosis::limits::Limits;
 use jiff::Timestamp;
-use model::fault::is_mended_by_reboot;
+use model::fault::clears_on_reboot;
 use runtime::logging::Seldom;
 use runtime::sources::{SourceState, SourceStatus, Sources};
 use serde::{Deserialize, Serialize};
@@ -401,7 +401,7 @@ impl GpuMonitor {
         }
         self.reporter.boot_has_begun();
         let catalog = &self.config.catalog;
-        let is_mended = |code: &str| is_mended_by_reboot(catalog.judge_dcgm(code).action as i32);
+        let is_mended = |code: &str| clears_on_reboot(catalog.judge_dcgm(code).action as i32);
         self.health.boot_has_begun(is_mended);
         let memory = self.reporter.memory_mut();
         memory.xids.clear();

@@ -125,7 +125,7 @@ impl Fleet {
             FleetInput::CaughtUp => (self.state.caught_up, self.agenda.view_changed) = (true, true),
             FleetInput::Reread(reading) => {
                 let node = reading.node().to_owned();
-                self.state.book.take_missed(*reading);
+                self.state.book.add_missed(*reading);
                 self.agenda.unsaved.nodes.insert(node.clone());
                 self.look_again_at(&node);
             }

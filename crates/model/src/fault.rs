@@ -1,14 +1,14 @@
-//! Faults: the things that are broken, where, and since when.
+//! Faults: what is broken, on which node and device, and since when.
 //!
-//! An event is a message; a fault is the state that it opens, refreshes or closes.
-//! [`FaultBook`] is that state, a projection of the event log: recording the same
-//! events in the same order gives the same book, in production as in replay.
+//! An event is a message; a fault is the state that events open, refresh and close.
+//! [`FaultBook`] holds that state as a projection of the event log: recording the same events
+//! in the same order gives the same book, in production and in replay.
 
 mod book;
+mod capacity;
 mod closed;
-mod heard;
 mod machine;
-mod room;
+mod reported_checks;
 mod share;
 
 use contract::HealthEvent;
@@ -23,48 +23,48 @@ pub use diagnosis::subject::{Subject, heals, normalise_pci};
 
 pub use book::{
     Change, FaultBook, Ignored, MAX_FAULT_BYTES_PER_NODE, MAX_FAULTY_NODES,
-    MAX_OPEN_FAULTS_PER_NODE, is_mended_by_reboot,
+    MAX_OPEN_FAULTS_PER_NODE, clears_on_reboot,
 };
+pub use capacity::Rereading;
 pub use closed::may_be_before;
 pub use closed::{CLOSED_FOR, MAX_CLOSED_PER_NODE, REQUESTS_APART};
 pub use machine::{Machine, Origin};
-pub use room::Rereading;
 pub use share::NodeShare;
 
-/// Time for which a notice is shown after its last report.
+/// Time from the last report until a notice is no longer displayed.
 pub const NOTICE_SHOWN: SignedDuration = SignedDuration::from_hours(24);
 
 /// A fault that is open.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fault {
-    /// Monitor that reported it.
+    /// Monitor that reports the fault.
     pub agent: String,
-    /// Check that found it.
+    /// Check that found the fault.
     pub check: String,
-    /// The authority of those who report it.
+    /// Authority of the fault's reporters.
     pub authority: Authority,
-    /// Its code, for example `79`; empty where the check gives none.
+    /// Error code, for example `79`. Empty if the check gives none.
     pub code: String,
-    /// The device or other resource that is broken.
+    /// Broken device or other resource.
     pub subject: Subject,
-    /// The event that stands for it: the gravest so far.
+    /// Event that stands for the fault: the gravest so far.
     pub event: HealthEvent,
-    /// Size of that event in its binary form.
+    /// Size of `event` in its binary form.
     bytes: usize,
-    /// Id of the event that opened it: stays while the fault is open.
+    /// Id of the event that opened the fault. Does not change while the fault is open.
     pub opened_by: String,
-    /// Feed position of that event.
+    /// Feed position of the event that opened the fault.
     pub seq: Position,
-    /// The time at which the fault was first observed.
+    /// Time of the first observation.
     pub first_seen: Timestamp,
-    /// The time at which the fault was last observed.
+    /// Time of the last observation.
     pub last_seen: Timestamp,
-    /// Number of reports since it opened; one event may stand for many.
+    /// Number of reports since the fault opened. One event may stand for many reports.
     pub count: u64,
-    /// The time at which the newest of these events was accepted. Compared with the end of a
-    /// session: an older fault never starts another one.
+    /// Time when the newest report was accepted. A fault with no report since the end of a
+    /// session starts no new session.
     pub accepted_at: Timestamp,
-    /// The machine that the newest of these events is of.
+    /// Machine that the newest report is about.
     pub origin: Origin,
 }
 
@@ -76,20 +76,20 @@ impl Fault {
         title(&self.check, &self.code, &self.subject.to_string())
     }
 
-    /// Returns whether a person who released the node at `released_at` has dismissed it: no newer
-    /// report has come since.
+    /// Returns whether a person who released the node at `released_at` has dismissed the fault:
+    /// no report was accepted since.
     pub fn dismissed(&self, released_at: Timestamp) -> bool {
         self.accepted_at <= released_at
     }
 
-    /// Returns until when it is shown, where it is a notice.
+    /// Returns the time until which the fault is displayed, if it is a notice.
     pub fn notice_until(&self) -> Option<Timestamp> {
         let until = self.accepted_at.checked_add(NOTICE_SHOWN);
         is_notice(&self.event).then(|| until.unwrap_or(Timestamp::MAX))
     }
 
-    /// Orders faults by gravity, gravest first: fatal before non-fatal, then what monitors report
-    /// before what users may have made up, then the older one.
+    /// Orders faults by gravity, gravest first: fatal before non-fatal, then reports of
+    /// monitors before those of users, which may be invented, then older before newer.
     pub fn by_gravity(a: &Self, b: &Self) -> std::cmp::Ordering {
         (b.event.is_fatal.cmp(&a.event.is_fatal))
             .then(b.authority.cmp(&a.authority))
@@ -104,10 +104,11 @@ pub fn title(check: &str, code: &str, subject: &str) -> String {
     format!("{check}{blank}{code} on {subject}")
 }
 
-/// Returns what is said of a node about which reports found no room.
+/// Returns the message about a node with `missed` reports that exceeded the limit of open
+/// faults.
 pub fn not_fully_seen(missed: u64) -> String {
     format!(
-        "{missed} reports found no room among its open faults, so it is not fully seen; they are \
-         read again when there is room"
+        "{missed} reports exceeded the limit of open faults, so the list of faults is incomplete; \
+         they are read again when there is room"
     )
 }

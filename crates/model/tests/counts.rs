@@ -1,4 +1,4 @@
-//! What is counted on a node, held against the fault book of a controller.
+//! Counting on a node, compared with the fault book of a controller.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +23,8 @@ fn as_many_faults_are_counted_as_are_kept_open() {
     assert_eq!(MAX_WINDOWS, MAX_OPEN_FAULTS_PER_NODE);
 }
 
-/// Keeps what fails in `counts.proptest-regressions` beside this file: there is no `lib.rs` above it.
+/// Stores failures in `counts.proptest-regressions` beside this file: there is no `lib.rs`
+/// above it.
 fn keeps_failures() -> ProptestConfig {
     ProptestConfig {
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource(
@@ -36,8 +37,8 @@ fn keeps_failures() -> ProptestConfig {
 proptest! {
     #![proptest_config(keeps_failures())]
 
-    /// A controller hears of recoveries that the agent does not: what it is told later of lines
-    /// from before opens nothing, and what came after is told when the window ends.
+    /// A controller receives recoveries that the agent does not. Later reports about lines from
+    /// before a recovery open nothing, and newer lines are reported when the window ends.
     #[test]
     fn a_recovery_elsewhere_holds_against_what_is_counted(
         steps in prop::collection::vec(step(), 0..200),
@@ -60,10 +61,10 @@ proptest! {
                 Step::Report { gpu, after } => {
                     let mut event = report(&pci(gpu), now);
                     mark_accepted(&mut event, at);
-                    // The log's clock is another one.
+                    // The log has its own clock.
                     log += after;
-                    let said = second(log);
-                    fold.take(event, said, Duration::from_secs(now), &mut out);
+                    let logged_at = second(log);
+                    fold.take(event, logged_at, Duration::from_secs(now), &mut out);
                     lines.insert(pci(gpu), now);
                 }
                 Step::Wait(seconds) => {

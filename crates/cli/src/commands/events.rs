@@ -185,7 +185,7 @@ fn aside(event: &HealthEvent, accepted: Timestamp) -> String {
     if let Some(at) = observed {
         parts.push(format!("observed {}", output::time(at)));
     }
-    match Ignored::whatever_is_open(event) {
+    match Ignored::by_event(event) {
         Some(Ignored::EarlierInBoot) => {
             parts.push("shown only: older than the history that counts".to_owned());
         }

@@ -124,7 +124,7 @@ impl Quarantine {
         match self.fleet.view(name) {
             Some(view) => {
                 let book = self.fleet.book();
-                let (faults, checks) = (book.faults(name), book.heard(name));
+                let (faults, checks) = (book.faults(name), book.reported_checks(name));
                 board.post(faults, checks, view, (self.clock)());
             }
             None => board.gone(name),

@@ -84,18 +84,23 @@ fn options(summary: bool) -> Options {
 }
 
 fn wanted(book: &FaultBook, node: &NodeView, summary: bool) -> Vec<ConditionChange> {
-    changes(book.faults(NODE), book.heard(NODE), node, &options(summary))
+    changes(
+        book.faults(NODE),
+        book.reported_checks(NODE),
+        node,
+        &options(summary),
+    )
 }
 
-/// The message of the check's condition, on a node without any.
+/// Returns the message of the single changed condition, on a node without conditions.
 fn message(events: Vec<HealthEvent>) -> String {
     let changes = wanted(&book(events), &node(&json!([])), false);
     assert_eq!(changes.len(), 1, "{changes:?}");
     changes.into_iter().next().unwrap().condition.message
 }
 
-/// The changes as `type status reason` with `!` for a transition.
-fn told(changes: &[ConditionChange]) -> Vec<String> {
+/// Formats the changes as `type status reason`, with `!` for a transition.
+fn formatted(changes: &[ConditionChange]) -> Vec<String> {
     let line = |change: &ConditionChange| {
         let Condition {
             kind,
@@ -109,7 +114,7 @@ fn told(changes: &[ConditionChange]) -> Vec<String> {
     changes.iter().map(line).collect()
 }
 
-/// The node after the changes.
+/// Returns the node with the changes applied.
 fn written(node: &NodeView, changes: &[ConditionChange]) -> NodeView {
     let mut object = node.object();
     let list = object["status"]["conditions"].as_array_mut().unwrap();
@@ -214,7 +219,7 @@ fn entities_are_compared_as_wholes() {
         &node(&json!([])),
         false,
     );
-    assert_eq!(told(&change), ["X True XIsNotHealthy!"]);
+    assert_eq!(formatted(&change), ["X True XIsNotHealthy!"]);
 }
 
 #[test]
@@ -240,7 +245,7 @@ fn what_the_limit_cuts_off_is_not_forgotten() {
     let all = message(events.clone());
     assert!(all.len() <= 1024 && all.ends_with("..."), "{all}");
     assert!(!all.contains("GPU:63 "), "{all}");
-    // Those that the message shows recover, one by one; the last is still broken.
+    // All faults that the message shows recover, one by one. The last fault stays open.
     for gpu in 0..63 {
         events.push(healthy("X", &[], &[("GPU", &name(gpu))]));
     }
@@ -250,7 +255,7 @@ fn what_the_limit_cuts_off_is_not_forgotten() {
     events.push(healthy("X", &[], &[("GPU", "63")]));
     let before = node(&json!([condition("X", "True", "XIsNotHealthy", &rest)]));
     let change = wanted(&book(events), &before, false);
-    assert_eq!(told(&change), ["X False XIsHealthy!"]);
+    assert_eq!(formatted(&change), ["X False XIsHealthy!"]);
     assert_eq!(change[0].condition.message, "No Health Failures");
 }
 
@@ -277,7 +282,7 @@ fn too_long_a_list_is_compacted_first_and_then_cut_at_the_limit() {
         "ErrorCode:79 GPU:0 abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh abcde... \
          Recommended Action=RESTART_BM;ErrorCode:79 GPU:1 ab;..."
     );
-    // The identity is not compacted, however long it is.
+    // The identity is never compacted, however long it is.
     let links: Vec<(String, String)> = (0..9)
         .map(|link| ("NVLINK".to_owned(), format!("{link}-of-nine")))
         .collect();
@@ -295,7 +300,7 @@ fn too_long_a_list_is_compacted_first_and_then_cut_at_the_limit() {
     );
 }
 
-/// A title, the events, the conditions before, and the changes.
+/// Title, events, conditions before, and expected changes.
 type Case = (
     &'static str,
     Vec<HealthEvent>,
@@ -366,7 +371,7 @@ fn conditions_follow_from_what_is_known_and_stands_on_the_node() {
             vec![],
         ),
         (
-            "NVSentinel's, and a recovery is the first that we hear of it",
+            "NVSentinel's, and the first report is a recovery",
             vec![recovery.clone()],
             vec![set(
                 "XIsNotHealthy",
@@ -375,13 +380,13 @@ fn conditions_follow_from_what_is_known_and_stands_on_the_node() {
             vec!["X False XIsHealthy!"],
         ),
         (
-            "not heard of: it may be another's, and true",
+            "not reported: it may be another's, and true",
             vec![healthy("Y", &[], &[])],
             vec![set("XIsNotHealthy", text)],
             vec![],
         ),
         (
-            "a check that was always well is no news",
+            "a check that was always healthy has no condition",
             vec![recovery],
             vec![ready],
             vec![],
@@ -415,11 +420,12 @@ fn conditions_follow_from_what_is_known_and_stands_on_the_node() {
     ];
     for (what, events, conditions, expected) in table {
         let changes = wanted(&book(events), &node(&json!(conditions)), false);
-        assert_eq!(told(&changes), expected, "{what}");
+        assert_eq!(formatted(&changes), expected, "{what}");
     }
 }
 
-/// As NVSentinel's users have it in their alerts. It takes no node out, and is no fault of a GPU.
+/// NVSentinel's users have alerts on this condition. The fault takes no node out of service and
+/// is not a fault of a GPU.
 #[test]
 fn a_host_engine_that_does_not_answer_has_a_condition_and_is_in_no_summary() {
     let lost = HealthEvent {
@@ -433,16 +439,16 @@ fn a_host_engine_that_does_not_answer_has_a_condition_and_is_in_no_summary() {
         )
     };
     let changes = wanted(&book(vec![lost.clone()]), &node(&json!([])), true);
-    let told_of = told(&changes);
+    let shown = formatted(&changes);
     let is_true = |it: &&String| it.contains("GpuDcgmConnectivityFailure") && it.contains("True");
-    assert_eq!(told_of.iter().filter(is_true).count(), 1, "{told_of:?}");
+    assert_eq!(shown.iter().filter(is_true).count(), 1, "{shown:?}");
     let is_well = |it: &String| it.contains("NoFatalFaults");
-    assert!(told_of.iter().any(is_well), "{told_of:?}");
+    assert!(shown.iter().any(is_well), "{shown:?}");
     let on_node = written(&node(&json!([])), &changes);
     let back = healthy("GpuDcgmConnectivityFailure", &[], &[]);
-    let told_of = told(&wanted(&book(vec![lost, back]), &on_node, true));
+    let shown = formatted(&wanted(&book(vec![lost, back]), &on_node, true));
     let is_over = |it: &String| it.starts_with("GpuDcgmConnectivityFailure False");
-    assert!(told_of.iter().any(is_over), "{told_of:?}");
+    assert!(shown.iter().any(is_over), "{shown:?}");
 }
 
 #[test]
@@ -462,28 +468,28 @@ fn the_summary_names_the_worst_check() {
         "nothing is known of the node"
     );
     let good = only(&events, &empty);
-    assert_eq!(told(&good), ["GPUHealthy True NoFatalFaults!"]);
+    assert_eq!(formatted(&good), ["GPUHealthy True NoFatalFaults!"]);
     let on_node = written(&empty, &good);
     assert!(only(&events, &on_node).is_empty());
 
     events.push(fatal("B", "79", &[("GPU", "0")], "GPU 0 reported XID 79"));
     let bad = only(&events, &on_node);
-    assert_eq!(told(&bad), ["GPUHealthy False B!"]);
+    assert_eq!(formatted(&bad), ["GPUHealthy False B!"]);
     assert_eq!(bad[0].condition.message, "GPU 0 reported XID 79");
     let on_node = written(&on_node, &bad);
     events.push(fatal("a b", "1", &[], ""));
     let more = only(&events, &on_node);
-    assert_eq!(told(&more), ["GPUHealthy False B"]);
+    assert_eq!(formatted(&more), ["GPUHealthy False B"]);
     assert_eq!(
         more[0].condition.message,
         "GPU 0 reported XID 79 (and 1 more)"
     );
     events.push(healthy("B", &[], &[]));
     let last = only(&events, &on_node);
-    assert_eq!(told(&last), ["GPUHealthy False HealthCheckFailed"]);
+    assert_eq!(formatted(&last), ["GPUHealthy False HealthCheckFailed"]);
     events.push(healthy("a b", &[], &[]));
     assert_eq!(
-        told(&only(&events, &on_node)),
+        formatted(&only(&events, &on_node)),
         ["GPUHealthy True NoFatalFaults!"]
     );
 }
@@ -506,13 +512,13 @@ fn names_of_checks_cannot_fill_a_node_nor_users_take_the_place_of_monitors() {
     let after = written(&node(&json!([])), &changes);
     assert!(wanted(&book(users.clone()), &after, false).is_empty());
 
-    // What is there already stays, also once it is healed.
+    // Existing conditions stay, even after the fault recovers.
     let mut own = fatal(keys::CHECK_XID, "79", &[], "m");
     Reporter::Monitor.note_in(&mut own);
     let both = book([users, vec![own]].concat());
     let changes = wanted(&both, &after, false);
     assert_eq!(
-        told(&changes),
+        formatted(&changes),
         ["SysLogsXIDError True SysLogsXIDErrorIsNotHealthy!"]
     );
 
@@ -534,7 +540,7 @@ fn what_monitors_say_stands_before_what_users_say() {
         let message = &change.condition.message;
         assert!(message.contains("real"), "{message}");
     }
-    // Of what is not fatal, users have half of the Events.
+    // Users get at most half of the Events for faults that are not fatal.
     for event in &mut events {
         event.is_fatal = false;
     }
@@ -572,11 +578,13 @@ fn a_drain_is_told_and_taken_back_and_that_of_others_is_left_alone() {
     };
     let written = |view: &NodeView| -> Vec<(String, bool, String)> {
         let changes = changes(&[], std::iter::empty(), view, &options(false));
-        let told = changes.into_iter().map(|change| change.condition);
-        told.map(|one| (one.kind, one.status, one.message))
+        let conditions = changes.into_iter().map(|change| change.condition);
+        conditions
+            .map(|one| (one.kind, one.status, one.message))
             .collect()
     };
-    let told = |kind: &str, status, message: &str| (kind.to_owned(), status, message.to_owned());
+    let expected =
+        |kind: &str, status, message: &str| (kind.to_owned(), status, message.to_owned());
     let ours = |kind: &str, status: &str, message: &str| {
         condition(kind, status, "GpuwardenDrain", message)
     };
@@ -586,7 +594,7 @@ fn a_drain_is_told_and_taken_back_and_that_of_others_is_left_alone() {
     assert_eq!(written(&node(Some(""), &[])), []);
     assert_eq!(
         written(&node(Some(begun), &[])),
-        [told("DrainInProgress", true, leaves)]
+        [expected("DrainInProgress", true, leaves)]
     );
     let in_progress = ours("DrainInProgress", "True", leaves);
     assert_eq!(
@@ -596,24 +604,24 @@ fn a_drain_is_told_and_taken_back_and_that_of_others_is_left_alone() {
     assert_eq!(
         written(&node(Some(done), std::slice::from_ref(&in_progress))),
         [
-            told("DrainInProgress", false, none),
-            told("Drained", true, left)
+            expected("DrainInProgress", false, none),
+            expected("Drained", true, left)
         ]
     );
-    // Given back, released, or the switch taken back.
+    // The session ended by itself, by a release, or because draining was disabled.
     let drained = ours("Drained", "True", left);
     let over = ours("DrainInProgress", "False", none);
     for drain in [None, Some("")] {
         assert_eq!(
             written(&node(drain, &[over.clone(), drained.clone()])),
-            [told("Drained", false, none)]
+            [expected("Drained", false, none)]
         );
     }
     assert_eq!(
         written(&node(None, &[over, ours("Drained", "False", none)])),
         []
     );
-    // Somebody else drains it too.
+    // Another component drains the node as well.
     let others = condition("DrainInProgress", "True", "KubectlDrain", "by ann");
     assert_eq!(
         written(&node(Some(begun), std::slice::from_ref(&others))),
@@ -623,6 +631,6 @@ fn a_drain_is_told_and_taken_back_and_that_of_others_is_left_alone() {
     let others = condition("Drained", "False", "KubectlDrain", "");
     assert_eq!(
         written(&node(Some(done), &[others])),
-        [told("Drained", true, left)]
+        [expected("Drained", true, left)]
     );
 }

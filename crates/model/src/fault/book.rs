@@ -1,4 +1,4 @@
-//! The fault book: which faults are open, per node.
+//! The fault book: the open faults of each node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,95 +7,97 @@ use jiff::Timestamp;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
+use super::capacity::{self, Missed};
 use super::closed::ClosedFaults;
-use super::heard::Heard;
-use super::room::{self, Missed};
+use super::reported_checks::ReportedChecks;
 use super::{Fault, Origin, Subject, heals};
 use crate::event::{Record, counts};
 use crate::position::Position;
 use crate::reporter::{Authority, is_own_word};
 use diagnosis::fold::Sightings;
 
-/// Most faults of one authority that are kept open for one node. Beyond it a graver report takes
-/// the place of a lesser one, and one of a reporter that has few that of one that has many
-/// (`room.rs`); what finds no room is read again when there is some.
+/// Most open faults of one node and authority. Beyond the limit, a graver report evicts a
+/// lesser fault, and a report of a reporter with few faults evicts one of a reporter with many
+/// (`capacity.rs`). Reports without room are read again once there is some.
 pub const MAX_OPEN_FAULTS_PER_NODE: usize = 1024;
 
 /// Most bytes of the events that stand for the open faults of one node and authority, in their
-/// binary form: any process of a machine may report, and what it says takes no more of the
-/// memory, and of what is saved, than this. The largest event that is taken has less than
-/// 1.5 MiB. Beyond it the same holds as beyond [`MAX_OPEN_FAULTS_PER_NODE`].
+/// binary form. Any process of a machine may report, and this bounds its share of the memory
+/// and of the saved state. The largest accepted event has less than 1.5 MiB. Beyond the limit,
+/// eviction works as for [`MAX_OPEN_FAULTS_PER_NODE`].
 pub const MAX_FAULT_BYTES_PER_NODE: usize = 2 * 1024 * 1024;
 
-/// Most nodes whose faults are kept: above the largest clusters that Kubernetes supports
-/// (5,000 nodes). Node names come from senders, and cannot fill the memory.
+/// Most nodes with open faults: more than the largest clusters that Kubernetes supports (5,000
+/// nodes). Senders choose the names of nodes, and must not be able to fill the memory.
 pub const MAX_FAULTY_NODES: usize = 20_000;
 
-/// The open faults of all nodes.
+/// Open faults of all nodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FaultBook {
-    /// Feed position up to which events are recorded.
+    /// Position of the last recorded event.
     applied: Position,
-    /// Open faults by node name; a node without any is not listed.
+    /// Open faults by node. Nodes without any are not listed.
     #[serde(default)]
     pub(super) nodes: BTreeMap<String, Vec<Fault>>,
-    /// Checks that have spoken of a node, well or not.
-    #[serde(default)]
-    pub(super) heard: Heard,
-    /// Faults that were closed lately.
+    /// Checks that have reported about each node, healthy or not.
+    #[serde(rename = "heard", default)]
+    pub(super) reported: ReportedChecks,
+    /// Faults that were closed recently.
     #[serde(default)]
     pub(super) closed: ClosedFaults,
-    /// Reports that found no room and were not read again yet, by node.
+    /// Reports without room that were not read again yet, by node.
     #[serde(default)]
     pub(super) missed: BTreeMap<String, BTreeMap<Authority, Missed>>,
-    /// Number of reports that found no room, since the book was started.
+    /// Number of reports without room since the book was created.
     pub(super) overflow: u64,
 }
 
-/// A change that an event made in the book.
+/// Effect of an event on the book.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// The fault of this title is open that was not.
+    /// A fault with this title was opened.
     Opened(String),
-    /// The fault of this title was reported again.
+    /// The fault with this title was reported again.
     Refreshed(String),
-    /// The fault of this title was reported again, and graver.
+    /// The fault with this title was reported again, and is graver now.
     Escalated(String),
-    /// The fault of this title is closed.
+    /// The fault with this title was closed.
     Closed(String),
-    /// The event does not count.
+    /// The event had no effect.
     Ignored(Ignored),
 }
 
-/// A reason for which an event does not count for the book.
+/// Reason why an event has no effect on the book.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ignored {
-    /// Its strategy asks for storing only.
+    /// The event's strategy asks for storing only.
     Strategy,
-    /// It is older than the history that the monitor was told to look at.
+    /// The event is older than the history that its monitor was configured to read.
     EarlierInBoot,
-    /// It is healthy, and no fault that it could close is open.
+    /// The event is healthy, and no fault that it could close is open.
     NothingToClose,
-    /// It is healthy, and what it could close was opened by a higher [`Authority`].
+    /// The event is healthy, and the faults that it matches were opened by a higher
+    /// [`Authority`].
     LacksAuthority,
-    /// It is recorded already.
+    /// The event was recorded before.
     AlreadyRecorded,
-    /// It was accepted before the recovery that has closed its fault, and came after it.
+    /// The event arrived after the recovery that closed its fault, but was accepted before it.
     BeforeRecovery,
-    /// The node has as many open faults as are kept, and it is read again when there is room; or
-    /// the book has as many faulty nodes as are kept.
+    /// The node has the maximum of open faults, and the event is read again once there is room;
+    /// or the book has the maximum of faulty nodes.
     Overflow,
 }
 
 // === impl Ignored ===
 
 impl Ignored {
-    /// Returns why an event counts for no book, whatever is open in it; `None`: it may.
-    pub fn whatever_is_open(event: &HealthEvent) -> Option<Self> {
+    /// Returns why an event has no effect on any book. `None` if its effect depends on the
+    /// book.
+    pub fn by_event(event: &HealthEvent) -> Option<Self> {
         if counts(event) {
             return None;
         }
-        // Such a line may be stored only as well; this is the reason for it.
+        // Such an event may be marked as stored only as well. Its age is the actual reason.
         let is_earlier = event.metadata.contains_key(keys::META_EARLIER_IN_BOOT);
         Some(if is_earlier {
             Self::EarlierInBoot
@@ -108,7 +110,7 @@ impl Ignored {
 // === impl FaultBook ===
 
 impl FaultBook {
-    /// Returns a book of the events behind `seq`.
+    /// Creates a book that ignores events up to `seq`.
     pub fn since(seq: Position) -> Self {
         Self {
             applied: seq,
@@ -116,18 +118,19 @@ impl FaultBook {
         }
     }
 
-    /// Records an event. Recording it again (same `seq`, or an older one) changes nothing.
+    /// Records an event. Events at or before the last recorded position change nothing.
     pub fn record(&mut self, record: &Record) -> Vec<Change> {
         if record.seq <= self.applied {
             return vec![Change::Ignored(Ignored::AlreadyRecorded)];
         }
         self.applied = record.seq;
         let event = &record.event;
-        if let Some(ignored) = Ignored::whatever_is_open(event) {
+        if let Some(ignored) = Ignored::by_event(event) {
             return vec![Change::Ignored(ignored)];
         }
         let authority = Authority::of(event);
-        (self.heard).note(&event.node_name, &event.check_name, authority);
+        self.reported
+            .record(&event.node_name, &event.check_name, authority);
         if event.is_healthy {
             self.close(record)
         } else {
@@ -135,14 +138,14 @@ impl FaultBook {
         }
     }
 
-    /// Counts the event at `seq` as recorded, for the book has nothing to do with it.
+    /// Counts the event at `seq` as recorded, without an effect on the book.
     pub(super) fn pass_over(&mut self, seq: Position) {
         self.applied = self.applied.max(seq);
     }
 
-    /// Drops the notices of a node that are no longer shown, but for those by whose events
-    /// `holds` says that something is done about them: a policy that is changed must not take
-    /// nodes out for what was seen long ago. Returns whether there were any.
+    /// Removes expired notices of a node, except those whose event id `holds` returns true for,
+    /// since a session acts on them: a change of the policy must not take nodes out of service
+    /// for old notices. Returns whether any notice was removed.
     pub fn forget_notices(
         &mut self,
         node: &str,
@@ -163,27 +166,27 @@ impl FaultBook {
         forgot
     }
 
-    /// Returns the feed position up to which events are recorded.
+    /// Returns the position of the last recorded event.
     pub fn applied(&self) -> Position {
         self.applied
     }
 
-    /// Returns how many reports found no room, since the book was started.
+    /// Returns the number of reports without room since the book was created.
     pub fn overflow(&self) -> u64 {
         self.overflow
     }
 
-    /// Returns the open faults of a node, in the order in which they opened.
+    /// Returns the open faults of a node, in the order of their opening.
     pub fn faults(&self, node: &str) -> &[Fault] {
         self.nodes.get(node).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the names of the nodes that have open faults.
+    /// Returns the names of the nodes with open faults.
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
         self.nodes.keys().map(String::as_str)
     }
 
-    /// Returns the open faults that `event` reports, or where it is healthy would close.
+    /// Returns the open faults that `event` reports, or would close if it is healthy.
     pub fn touched_by(&self, event: &HealthEvent) -> Vec<&Fault> {
         let faults = self.faults(&event.node_name).iter();
         if event.is_healthy {
@@ -195,10 +198,10 @@ impl FaultBook {
             .collect()
     }
 
-    /// Returns the checks that have spoken of a node: of one that has no open fault it is known
-    /// that it is well, of another one nothing is known.
-    pub fn heard(&self, node: &str) -> impl Iterator<Item = &str> {
-        self.heard.of(node)
+    /// Returns the checks that have reported about a node. A reported check without an open
+    /// fault is healthy; about all other checks nothing is known.
+    pub fn reported_checks(&self, node: &str) -> impl Iterator<Item = &str> {
+        self.reported.of(node)
     }
 
     fn open(&mut self, record: &Record) -> Vec<Change> {
@@ -228,13 +231,13 @@ impl FaultBook {
                 continue;
             }
             let faults = self.nodes.entry(node.to_owned()).or_default();
-            let Some(chosen) = room::choose(faults, event, None, size) else {
-                // Nor for what else it reports.
+            let Some(chosen) = capacity::choose(faults, event, None, size) else {
+                // The other faults of the event have no room either.
                 self.note_missed(node, Authority::of(event), record.seq, size);
                 changes.push(Change::Ignored(Ignored::Overflow));
                 break;
             };
-            let gone = room::take_out(faults, &chosen);
+            let gone = capacity::remove(faults, &chosen);
             let fault = Fault::new(record, code, subject.clone());
             changes.push(Change::Opened(fault.title()));
             faults.push(fault);
@@ -243,7 +246,7 @@ impl FaultBook {
         changes
     }
 
-    /// Takes in what an event reports of faults that are open already.
+    /// Refreshes the open faults that an event reports.
     fn refresh(&mut self, record: &Record, subjects: &[Subject]) -> Vec<Change> {
         let event = &record.event;
         let mut changes = Vec::new();
@@ -270,12 +273,12 @@ impl FaultBook {
             let chosen = if more == 0 {
                 Some(BTreeSet::new())
             } else {
-                room::choose(faults, event, Some(index), more)
+                capacity::choose(faults, event, Some(index), more)
             };
             let has_room = chosen.is_some();
             let chosen = chosen.unwrap_or_default();
             index -= chosen.range(..index).count();
-            evicted.extend(room::take_out(faults, &chosen));
+            evicted.extend(capacity::remove(faults, &chosen));
             if let Some(fault) = faults.get_mut(index) {
                 changes.push(fault.refresh(record, subject, has_room));
             }
@@ -309,12 +312,12 @@ impl FaultBook {
     }
 }
 
-/// Returns whether a reboot mends what asks for this action.
+/// Returns whether a reboot clears faults that ask for this action.
 ///
-/// What asks for a reset or a restart has had it, and what asks for nothing goes with the state of
-/// the driver. What asks for a person, a diagnosis or another machine is there until somebody has
-/// looked: a machine that comes up again is no proof.
-pub fn is_mended_by_reboot(action: i32) -> bool {
+/// A fault that asks for a reset or a restart got one, and a fault that asks for nothing
+/// disappears with the driver's state. A fault that asks for a person, a diagnosis or another
+/// machine stays until somebody has looked: that the machine came up again proves nothing.
+pub fn clears_on_reboot(action: i32) -> bool {
     matches!(
         RecommendedAction::try_from(action),
         Ok(RecommendedAction::None
@@ -335,20 +338,21 @@ fn note_once(changes: &mut Vec<Change>, ignored: Ignored) {
 // === impl Fault ===
 
 impl Fault {
-    /// Returns whether an event is of the agent, the check and the authority that report it.
+    /// Returns whether an event has the agent, the check and the authority of the fault's
+    /// reports.
     fn reported_as(&self, event: &HealthEvent) -> bool {
         self.check == event.check_name
             && self.agent == event.agent
             && self.authority == Authority::of(event)
     }
 
-    /// Returns whether it is what an event reports by a code and a subject.
+    /// Returns whether the event reports this fault under the given code and subject.
     pub(super) fn is(&self, event: &HealthEvent, code: &str, subject: &Subject) -> bool {
         self.code == code && self.reported_as(event) && self.subject.same(subject)
     }
 
-    /// Returns the one of an event's subjects of which the event reports this fault; `None`: it
-    /// reports others.
+    /// Returns the event's subject that names this fault. `None` if the event does not report
+    /// the fault.
     fn reported_by<'a>(&self, event: &HealthEvent, subjects: &'a [Subject]) -> Option<&'a Subject> {
         let codes = &event.error_code;
         let of_code = codes.contains(&self.code) || (codes.is_empty() && self.code.is_empty());
@@ -357,13 +361,13 @@ impl Fault {
             .then(|| subjects.find(|subject| self.subject.same(subject)))?
     }
 
-    /// Returns whether a healthy event closes it.
+    /// Returns whether a healthy event closes the fault.
     fn closed_by(&self, event: &HealthEvent) -> bool {
         let may = self.authority <= Authority::of(event);
         may && (!is_own_word(&self.event) || is_own_word(event)) && self.healed_by(event)
     }
 
-    /// Returns whether a healthy event means it, whoever says so.
+    /// Returns whether a healthy event matches the fault, regardless of authority.
     fn healed_by(&self, event: &HealthEvent) -> bool {
         heals(event, &self.agent, &self.check, &self.code, &self.subject)
             && (!event.metadata.contains_key(keys::META_REBOOT) || self.healed_by_reboot(event))
@@ -371,10 +375,10 @@ impl Fault {
             && !self.outlives(event)
     }
 
-    /// Returns whether the fault was taken over from its node and is younger than a recovery that
-    /// its agent sends again: what stands on the node is known at once, what was before it comes
-    /// behind. Both times are the node's own; what was taken over was there by then, whatever it
-    /// says, so that no time in the future keeps a fault open.
+    /// Returns whether the fault was taken over from its node and is younger than a recovery
+    /// that its agent sends again: the annotations of the node are read at once, while older
+    /// events arrive later. Both times are the node's own. The event's time is capped at the
+    /// time of the takeover, so a time in the future cannot keep a fault open.
     fn outlives(&self, event: &HealthEvent) -> bool {
         let time = |event: &HealthEvent| event.generated_timestamp.and_then(json::timestamp);
         let mark = self.event.metadata.get(keys::META_TAKEN_OVER);
@@ -403,19 +407,20 @@ impl Fault {
         }
     }
 
-    /// Returns whether a reboot mends the fault; `reboot` is the event that tells of it.
+    /// Returns whether a reboot clears the fault, where `reboot` is the event that reports the
+    /// reboot.
     ///
-    /// A fault that was found in the new boot already is not of the old one.
+    /// A fault that was already found in the new boot does not belong to the old one.
     fn healed_by_reboot(&self, reboot: &HealthEvent) -> bool {
         let boot = |event: &HealthEvent| event.metadata.get(keys::META_BOOT_ID).cloned();
         let of_this_boot = boot(reboot).is_some_and(|id| boot(&self.event) == Some(id));
-        let by_restart = is_mended_by_reboot(self.event.recommended_action);
+        let by_restart = clears_on_reboot(self.event.recommended_action);
         by_restart && !of_this_boot
     }
 
-    /// Takes another report in. The gravest event goes on standing for the fault: what
-    /// was fatal stays fatal until it is closed. Without `room` for the event of the report the
-    /// one that is there stays.
+    /// Refreshes the fault with another report. The gravest event keeps standing for the fault:
+    /// a fatal fault stays fatal until it is closed. Without `room` for the event of the
+    /// report, the current event stays.
     fn refresh(&mut self, record: &Record, subject: &Subject, room: bool) -> Change {
         let seen = Sightings::of(&record.event, record.created_at).by(record.created_at);
         self.first_seen = self.first_seen.min(seen.first);
@@ -440,14 +445,15 @@ impl Fault {
         record.event.is_fatal && !self.event.is_fatal
     }
 
-    /// Returns whether the event of the report is to stand for the fault.
+    /// Returns whether the event of the report replaces the one that stands for the fault.
     fn replaced_by(&self, record: &Record) -> bool {
         let as_grave = record.event.is_fatal == self.event.is_fatal;
         self.escalated_by(record)
             || (as_grave && self.changed(record) && !self.outlives(&record.event))
     }
 
-    /// Returns whether the report asks for something else than the one that stands for the fault.
+    /// Returns whether the report requests something else than the event that stands for the
+    /// fault.
     fn changed(&self, record: &Record) -> bool {
         let (old, new) = (&self.event, &record.event);
         old.recommended_action != new.recommended_action

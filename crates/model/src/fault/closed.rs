@@ -1,9 +1,9 @@
-//! The faults that were closed lately: a report that was made before, and comes after, opens
-//! nothing.
+//! Recently closed faults. A report that was made before a fault was closed, but arrives after,
+//! must not open the fault again.
 //!
-//! Reports are counted, and wait in outboxes; a recovery may come another way, and be here
-//! first. The order of the feed is then not that in which things happened. Where it is (an
-//! agent sends in order, also to another store) the feed says so by its times, too.
+//! Counted reports and reports in outboxes are delayed, while a recovery may take another path
+//! and arrive first. The order of the feed is then not the order of events. If it is (an agent
+//! sends in order, also to another store), the acceptance times in the feed agree with it.
 
 use std::collections::BTreeMap;
 
@@ -15,19 +15,21 @@ use super::{Fault, MAX_FAULTY_NODES, Subject, heals};
 use crate::event::Record;
 use crate::reporter::Authority;
 
-/// Most faults of a node and authority that are remembered after they were closed: the GPUs, switches and NICs
-/// of a large machine. The oldest go first; a late report of such a one counts.
+/// Most closed faults that are remembered for one node and authority: the GPUs, switches and
+/// NICs of a large machine. The oldest are forgotten first; a late report of a forgotten one
+/// opens a fault.
 pub const MAX_CLOSED_PER_NODE: usize = 64;
-/// Most by which a report may be older than the recovery that is held against it: as long as an
-/// agent keeps what it has delivered. What is further apart says that a clock was wrong, which
-/// must not hide a fault.
+/// Longest time between a report and a later recovery for the recovery to suppress the report:
+/// as long as an agent keeps delivered events. A larger difference indicates a wrong clock,
+/// which must not hide a fault.
 pub const CLOSED_FOR: SignedDuration = SignedDuration::from_hours(24);
-/// Least by which a report that is no count has to be older than the recovery. What an agent says of
-/// the age of its events is as exact as its requests are fast, and a fault that it sends behind
-/// a recovery is a new one. It waits at most so long for an answer.
+/// Shortest time between a report that is not a count and a later recovery for the recovery to
+/// suppress the report. The age that an agent gives for its events is inexact by the time of a
+/// request, and a fault that it sends after a recovery is a new one. An agent waits at most
+/// this long for a response.
 pub const REQUESTS_APART: SignedDuration = SignedDuration::from_secs(10);
 
-/// The faults that were closed lately, by node, in the order in which they were.
+/// Recently closed faults by node, in the order of their closing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct ClosedFaults {
@@ -42,10 +44,10 @@ pub(super) struct Closed {
     authority: Authority,
     code: String,
     subject: Subject,
-    /// The time up to which accepted reports are from before the end of the fault: when the event
-    /// that closed it was accepted, or its own last report where the machine is gone.
+    /// Reports accepted up to this time belong to the closed fault: the acceptance time of the
+    /// event that closed it, or the fault's last report if the machine is gone.
     at: Timestamp,
-    /// The boot that closed it: what was found in it is newer, whatever the clock said.
+    /// Boot that closed the fault. Reports from this boot are newer, whatever their clock said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     boot_id: Option<String>,
 }
@@ -53,7 +55,7 @@ pub(super) struct Closed {
 // === impl ClosedFaults ===
 
 impl ClosedFaults {
-    /// Notes that `by` has closed `fault`.
+    /// Remembers that the event `by` closed `fault`.
     pub(super) fn note(&mut self, fault: Fault, by: &Record) {
         let node = &by.event.node_name;
         if !self.nodes.contains_key(node) && self.nodes.len() >= MAX_FAULTY_NODES {
@@ -63,7 +65,8 @@ impl ClosedFaults {
         let boot_id = metadata
             .contains_key(keys::META_REBOOT)
             .then(|| metadata.get(keys::META_BOOT_ID).cloned());
-        // Where a machine is gone, what is newer than its last report is of another one.
+        // If the machine is gone, reports newer than the fault's last one are about another
+        // machine.
         let gone = metadata
             .contains_key(keys::META_GONE_AFTER)
             .then_some(fault.accepted_at);
@@ -85,8 +88,8 @@ impl ClosedFaults {
         });
     }
 
-    /// Takes in a recovery of faults that are closed already: it holds against reports from before
-    /// it, too, one of which may not have come yet.
+    /// Records a recovery of faults that are already closed. It also suppresses earlier reports
+    /// that are still on their way.
     pub(super) fn healed_again(&mut self, by: &Record) {
         let event = &by.event;
         let special = [keys::META_REBOOT, keys::META_GONE_AFTER];
@@ -102,8 +105,8 @@ impl ClosedFaults {
         }
     }
 
-    /// Returns whether what `report` says of a code and a subject is from before the recovery that
-    /// has closed the fault.
+    /// Returns whether `report` was made before the recovery that closed the fault with this
+    /// code and subject.
     pub(super) fn after(&self, report: &Record, code: &str, subject: &Subject) -> bool {
         let event = &report.event;
         let closed = self.nodes.get(&event.node_name).into_iter().flatten();
@@ -112,12 +115,12 @@ impl ClosedFaults {
             .any(|one| one.after(report))
     }
 
-    /// Returns what is remembered of a node.
+    /// Returns the remembered faults of a node.
     pub(super) fn of(&self, node: &str) -> &[Closed] {
         self.nodes.get(node).map_or(&[], Vec::as_slice)
     }
 
-    /// Takes what was saved of a node back, in place of what is there.
+    /// Replaces the remembered faults of a node with saved ones.
     pub(super) fn restore(&mut self, node: &str, closed: Vec<Closed>) {
         if closed.is_empty() {
             self.nodes.remove(node);
@@ -130,7 +133,7 @@ impl ClosedFaults {
 // === impl Closed ===
 
 impl Closed {
-    /// Returns whether it is what an event reports by a code and a subject.
+    /// Returns whether the event reports this fault under the given code and subject.
     fn is(&self, event: &HealthEvent, code: &str, subject: &Subject) -> bool {
         self.code == code
             && self.agent == event.agent
@@ -148,8 +151,8 @@ impl Closed {
     }
 }
 
-/// Returns whether a report that was accepted so much earlier than a recovery may be from before
-/// it.
+/// Returns whether a report that was accepted `older` before a recovery may have been made
+/// before it.
 pub fn may_be_before(report: &HealthEvent, older: SignedDuration) -> bool {
     let least = if report.metadata.contains_key(keys::META_COUNT) {
         SignedDuration::ZERO

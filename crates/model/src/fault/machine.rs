@@ -1,10 +1,10 @@
-//! The machine of a fault. Faults are kept by the name of their node, and a node is
-//! sometimes replaced by another machine under its name; what was wrong with the old one then
-//! says nothing of the new one.
+//! The machine of a fault. Faults are stored under the name of their node, and a node may be
+//! replaced by another machine with the same name. Faults of the old machine then do not apply
+//! to the new one.
 //!
-//! The cluster tells which machine a node is, by the UUID of its mainboard or virtual machine.
-//! A fault is taken for another machine's only where nothing speaks against it: a rule that
-//! errs must leave a healthy node out of service, not a broken one in it.
+//! The cluster identifies the machine by the UUID of its mainboard or virtual machine. A fault
+//! is attributed to another machine only if all evidence agrees: an error must leave a healthy
+//! node out of service, not a broken node in service.
 
 use contract::{EVENT_VERSION, HealthEvent, ProcessingStrategy, json, keys};
 use jiff::Timestamp;
@@ -13,25 +13,25 @@ use serde::{Deserialize, Serialize};
 use super::{Fault, FaultBook};
 use crate::reporter::Reporter;
 
-/// The machine behind a node's name, as its kubelet has told the cluster.
+/// Machine behind a node's name, as reported by its kubelet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// `status.nodeInfo.systemUUID`: the same over reboots and new node objects; empty where
-    /// it is not known.
+    /// `status.nodeInfo.systemUUID`: stays the same over reboots and new node objects. Empty if
+    /// unknown.
     pub system_uuid: String,
-    /// `status.nodeInfo.bootID`: of the running kernel.
+    /// `status.nodeInfo.bootID` of the running kernel.
     pub boot_id: String,
     /// `metadata.creationTimestamp` of the node object.
     pub registered_at: Option<Timestamp>,
 }
 
-/// The machine that the newest report of a fault is of, as far as it is known.
+/// Machine of the newest report of a fault, if it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// Boot id, where the report names it: those from a kernel log do.
+    /// Boot id, if the report names it, as those from a kernel log do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     boot_id: Option<String>,
-    /// [`Machine::system_uuid`], once the cluster has told it.
+    /// [`Machine::system_uuid`], once the cluster has reported it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     system_uuid: Option<String>,
 }
@@ -46,9 +46,10 @@ impl Origin {
         }
     }
 
-    /// Learns which machine it is, from what the node is now. A report that names its boot is
-    /// of this machine only if the node is in that boot. Returns whether that is new.
-    fn learn(&mut self, now: &Machine) -> bool {
+    /// Sets the machine from the current state of the node. A report that names a boot is
+    /// attributed to the machine only if the node still runs that boot. Returns whether the
+    /// machine was set.
+    fn set_machine(&mut self, now: &Machine) -> bool {
         let may_be = self.boot_id.as_ref().is_none_or(|id| *id == now.boot_id);
         if now.system_uuid.is_empty() || self.system_uuid.is_some() || !may_be {
             return false;
@@ -61,18 +62,18 @@ impl Origin {
 // === impl Fault ===
 
 impl Fault {
-    /// Returns whether the node is another machine `now` than the fault was found on.
-    fn of_another(&self, now: &Machine) -> bool {
+    /// Returns whether `now` is a different machine than the one the fault was found on.
+    fn is_on_another_machine(&self, now: &Machine) -> bool {
         let other = |uuid: &String| !now.system_uuid.is_empty() && *uuid != now.system_uuid;
         let before = match &self.origin.boot_id {
             Some(id) => *id != now.boot_id,
-            // The sender may be up before the kubelet has said which machine it is.
+            // A sender may start before the kubelet has registered the machine.
             None => now.registered_at.is_some_and(|at| self.accepted_at < at),
         };
         self.origin.system_uuid.as_ref().is_some_and(other) && before
     }
 
-    /// Returns whether a healthy event, if it tells that a machine is gone, means this fault too.
+    /// Returns whether a healthy event, if it reports a machine as gone, covers this fault.
     pub(super) fn gone_with(&self, event: &HealthEvent) -> bool {
         let Some(after) = event.metadata.get(keys::META_GONE_AFTER) else {
             return true;
@@ -80,8 +81,8 @@ impl Fault {
         after.parse().is_ok_and(|after| self.accepted_at <= after)
     }
 
-    /// Returns the event that closes this fault, and no newer one, because its machine is gone or we have
-    /// opened it ourselves.
+    /// Returns the event that closes this fault, and no newer one, because its machine is gone
+    /// or gpuwarden opened the fault itself.
     pub fn gone(&self, why: &str, now: Timestamp) -> HealthEvent {
         let mut event = HealthEvent {
             version: EVENT_VERSION,
@@ -113,17 +114,18 @@ impl Fault {
 // === impl FaultBook ===
 
 impl FaultBook {
-    /// Learns of which machine the faults of `node` are, from what it is now. Returns whether
-    /// anything was new.
+    /// Sets the machine of the faults of `node` where it is not set yet. Returns whether any
+    /// was set.
     pub fn learn_machine(&mut self, node: &str, now: &Machine) -> bool {
-        let mut news = false;
+        let mut changed = false;
         for fault in self.nodes.get_mut(node).into_iter().flatten() {
-            news |= fault.origin.learn(now);
+            changed |= fault.origin.set_machine(now);
         }
-        news
+        changed
     }
 
-    /// Returns the events that close what was found on another machine than `node` is by now.
+    /// Returns the events that close the faults found on another machine than the one that
+    /// `node` is now.
     pub fn of_replaced_machine(
         &self,
         node: &str,
@@ -131,7 +133,7 @@ impl FaultBook {
         now: Timestamp,
     ) -> Vec<HealthEvent> {
         let faults = self.faults(node).iter();
-        let replaced = faults.filter(|fault| fault.of_another(machine));
+        let replaced = faults.filter(|fault| fault.is_on_another_machine(machine));
         let close = replaced.map(|fault| {
             let why = format!(
                 "the node is another machine now (system UUID {}; the fault was found on {})",
@@ -143,15 +145,15 @@ impl FaultBook {
         close.collect()
     }
 
-    /// Returns when the newest report of the open faults of `node` was accepted; `None`: it has
-    /// none.
+    /// Returns the acceptance time of the newest report among the open faults of `node`. `None`
+    /// if it has none.
     pub fn newest_report(&self, node: &str) -> Option<Timestamp> {
         (self.faults(node).iter())
             .map(|fault| fault.accepted_at)
             .max()
     }
 
-    /// Returns the events that close all that is open of `node`, which is no more.
+    /// Returns the events that close all open faults of `node`, which has left the cluster.
     pub fn of_departed_node(&self, node: &str, why: &str, now: Timestamp) -> Vec<HealthEvent> {
         let faults = self.faults(node).iter();
         faults.map(|fault| fault.gone(why, now)).collect()
@@ -175,7 +177,7 @@ mod tests {
         }
     }
 
-    /// A book with faults 79 and 94 of two GPUs, accepted at second 100.
+    /// Creates a book with faults 79 and 94 of two GPUs, accepted at second 100.
     fn book(boot_id: Option<&str>) -> FaultBook {
         let mut book = FaultBook::default();
         report(&mut book, 1, 79, boot_id, 100);
@@ -236,7 +238,7 @@ mod tests {
                 assert_eq!(closed(&book, &now), expected, "{what}, {boot_id:?}");
             }
         }
-        // Of which machine it is was never told.
+        // The machine of the fault was never set.
         assert_eq!(closed(&book(None), &machine("new", "b2", 200)), 0);
         let mut of_another_boot = book(Some("b0"));
         assert!(!of_another_boot.learn_machine("n1", &old));
@@ -249,7 +251,7 @@ mod tests {
         let mut book = book(Some("b1"));
         book.learn_machine("n1", &old);
         let closings = book.of_replaced_machine("n1", &new, at(210));
-        // While these were on their way the new machine found one of them too.
+        // Meanwhile the new machine finds one of the faults too.
         report(&mut book, 3, 79, Some("b2"), 210);
         for (seq, mut event) in (4..).zip(closings) {
             normalise(&mut event, at(211));

@@ -1,27 +1,28 @@
-//! The part of the book about one node, as it is saved: where something has changed of a few of
-//! 5,000 nodes, a few parts are written and not the whole book.
+//! The part of the book about one node. Saving is done by parts: after a change of a few among
+//! 5,000 nodes, only their parts are written.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::capacity::Missed;
 use super::closed::Closed;
-use super::room::Missed;
 use super::{Fault, FaultBook};
 use crate::reporter::Authority;
 
 /// The part of the book about one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeShare<'a> {
-    /// Its open faults, in the order in which they opened.
+    /// Open faults, in the order of their opening.
     faults: Cow<'a, [Fault]>,
-    /// The checks that have spoken of it.
-    heard: Vec<Cow<'a, str>>,
+    /// Checks that have reported about the node.
+    #[serde(rename = "heard")]
+    reported: Vec<Cow<'a, str>>,
     /// Reports that found no room.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     missed: BTreeMap<Authority, Missed>,
-    /// The faults of it that were closed lately.
+    /// Faults that were closed recently.
     closed: Cow<'a, [Closed]>,
 }
 
@@ -31,7 +32,7 @@ impl NodeShare<'_> {
     /// Returns whether there is nothing to save.
     pub fn is_empty(&self) -> bool {
         self.faults.is_empty()
-            && self.heard.is_empty()
+            && self.reported.is_empty()
             && self.missed.is_empty()
             && self.closed.is_empty()
     }
@@ -40,21 +41,21 @@ impl NodeShare<'_> {
 // === impl FaultBook ===
 
 impl FaultBook {
-    /// Returns the share of `node`.
+    /// Returns the part of the book about `node`.
     pub fn share(&self, node: &str) -> NodeShare<'_> {
         NodeShare {
             faults: Cow::Borrowed(self.faults(node)),
-            heard: self.heard(node).map(Cow::Borrowed).collect(),
+            reported: self.reported_checks(node).map(Cow::Borrowed).collect(),
             missed: self.missed.get(node).cloned().unwrap_or_default(),
             closed: Cow::Borrowed(self.closed.of(node)),
         }
     }
 
-    /// Takes the saved share of `node` back, in place of what is there.
+    /// Replaces the part of the book about `node` with a saved one.
     pub fn restore(&mut self, node: &str, share: NodeShare<'_>) {
-        for check in &share.heard {
-            // It had room before.
-            self.heard.note(node, check, Authority::Trusted);
+        for check in &share.reported {
+            // The check was within the limits when it was saved.
+            self.reported.record(node, check, Authority::Trusted);
         }
         if share.missed.is_empty() {
             self.missed.remove(node);

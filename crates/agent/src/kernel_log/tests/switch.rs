@@ -33,7 +33,12 @@ fn a_switch_is_named_with_its_function_and_is_the_same_without_it() {
         limits: Limits::default(),
         summary: false,
     };
-    let changes = changes(open.faults("n1"), open.heard("n1"), &node, &options);
+    let changes = changes(
+        open.faults("n1"),
+        open.reported_checks("n1"),
+        &node,
+        &options,
+    );
     let message = &changes[0].condition.message;
     assert!(message.contains(" PCI:0000:c1:00.0 "), "{message}");
 

@@ -63,7 +63,12 @@ fn counted(metrics: &Metrics) -> Shared {
 }
 
 fn post(shared: &Shared, book: &FaultBook, view: &Arc<NodeView>, second: i64) {
-    shared.post(book.faults("n"), book.heard("n"), view, at(second));
+    shared.post(
+        book.faults("n"),
+        book.reported_checks("n"),
+        view,
+        at(second),
+    );
 }
 
 /// Returns the result of a job whose requests all succeeded, or all failed.

@@ -33,7 +33,7 @@ fn record(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> Record {
     }
 }
 
-/// The record, accepted so many seconds after the first time of these tests.
+/// Returns the record, accepted `second` seconds after the epoch of these tests.
 fn accepted(mut record: Record, second: i64) -> Record {
     record.created_at = Timestamp::from_second(1_800_000_000 + second).unwrap();
     record
@@ -79,14 +79,14 @@ fn a_report_closes_only_what_its_own_authority_or_a_lower_one_opened() {
             let may = trusted.contains(&closes) || !trusted.contains(&opens);
             let mut book = FaultBook::default();
             book.record(&record(1, by(opens.clone())));
-            let told = record(2, by(closes.clone()));
+            let recovery = record(2, by(closes.clone()));
             assert_eq!(
                 book.touched_by(&healthy(2, by(closes.clone())).event).len(),
                 usize::from(may)
             );
-            // The same fault, where both have the same authority.
+            // A second report is the same fault if both reporters have the same authority.
             let same = trusted.contains(&closes) == trusted.contains(&opens);
-            book.record(&told);
+            book.record(&recovery);
             assert_eq!(book.faults("n1").len(), if same { 1 } else { 2 });
             let changes = book.record(&healthy(3, by(closes.clone())));
             let left = usize::from(!may);
@@ -136,8 +136,8 @@ fn a_book_begins_behind_what_is_history() {
     assert_eq!(book.faults("n1").len(), 1);
 }
 
-/// A new leader takes a fault over from the node before the node's agent has sent again
-/// what was before it.
+/// A new leader takes a fault over from the node before the node's agent has sent the earlier
+/// events again.
 #[test]
 fn what_was_taken_over_is_not_closed_by_a_recovery_from_before_it() {
     let at = |mut record: Record, second: i64| {
@@ -154,7 +154,7 @@ fn what_was_taken_over_is_not_closed_by_a_recovery_from_before_it() {
         event.metadata.extend([mark]);
     });
     book.record(&at(taken_over, 300));
-    // The same fault from before, asking for something else, and its recovery.
+    // The fault's earlier event, with another action, and its recovery.
     let earlier = record(12, |event| event.recommended_action = 15);
     book.record(&at(earlier, 100));
     book.record(&at(healthy(13, |_| ()), 200));
@@ -163,13 +163,13 @@ fn what_was_taken_over_is_not_closed_by_a_recovery_from_before_it() {
     assert_eq!(open[0].event.recommended_action, 24);
     book.record(&at(healthy(14, |_| ()), 300));
     assert_eq!(book.nodes().count(), 0);
-    // Of what came in its order no times are compared: a clock may have been set back.
+    // Times are not compared for events that arrive in order: a clock may have been set back.
     book.record(&at(record(15, |_| ()), 300));
     book.record(&at(healthy(16, |_| ()), 100));
     assert_eq!(book.nodes().count(), 0);
 }
 
-/// NVSentinel sorts a batch by the time that its senders gave, and not stably.
+/// NVSentinel sorts a batch by the senders' times, with an unstable sort.
 #[test]
 fn of_one_time_the_order_of_the_feed_counts() {
     let at = |mut record: Record, second: i64| {
@@ -236,7 +236,8 @@ fn another_agent_check_or_node_does_not_close() {
     }));
     book.record(&healthy(4, |event| event.node_name = "n2".into()));
     assert_eq!(book.faults("n1").len(), 1);
-    // The class is no part of the identity (a known fault of a NIC monitor's recovery).
+    // The component class is not part of the identity (a known defect in the recovery of a NIC
+    // monitor).
     book.record(&healthy(5, |event| event.component_class = "NIC".into()));
     assert!(book.faults("n1").is_empty());
 }
@@ -257,7 +258,7 @@ fn a_fault_only_gets_graver_until_it_closes() {
         ),
         (true, "worse", 3)
     );
-    // The same gravity with another action is taken in.
+    // An event of equal gravity with another action replaces the first.
     book.record(&record(4, |event| event.recommended_action = 25));
     assert_eq!(book.faults("n1")[0].event.recommended_action, 25);
 }
@@ -283,7 +284,7 @@ fn stored_only_and_earlier_events_open_nothing() {
         let changes = book.record(&record(seq, |event| event.processing_strategy = strategy));
         assert_eq!(changes, [Change::Ignored(Ignored::Strategy)]);
     }
-    // Such a line has both marks: the one that says why is told.
+    // The event has both marks; the reported reason is its age.
     let changes = book.record(&record(3, |event| {
         event.processing_strategy = 2;
         event
@@ -292,7 +293,7 @@ fn stored_only_and_earlier_events_open_nothing() {
     }));
     assert_eq!(changes, [Change::Ignored(Ignored::EarlierInBoot)]);
     assert!(book.faults("n1").is_empty());
-    // A strategy that we do not know is the normal one: it must not hide a fault.
+    // An unknown strategy counts as the default one: it must not hide a fault.
     book.record(&record(4, |event| event.processing_strategy = 42));
     assert_eq!(book.faults("n1").len(), 1);
 }
@@ -309,13 +310,13 @@ fn a_book_is_the_sum_of_its_shares() {
         back.restore(node, serde_json::from_str(&share).unwrap());
     }
     assert_eq!(
-        (back.faults("n1"), back.heard("well").count()),
+        (back.faults("n1"), back.reported_checks("well").count()),
         (book.faults("n1"), 1)
     );
     assert!(book.share("unheard of").is_empty() && !book.share("well").is_empty());
 }
 
-/// A small world of events in which they often meet.
+/// Generates events over few names, so that they often concern the same fault.
 fn any_record() -> impl Strategy<Value = (bool, bool, Vec<u8>, Vec<u8>, u8)> {
     let few = || proptest::collection::vec(0_u8..3, 0..3);
     (any::<bool>(), any::<bool>(), few(), few(), 0_u8..2)
@@ -405,7 +406,7 @@ fn an_event_that_stands_for_many_reports_counts_for_them() {
 
 #[test]
 fn a_reboot_closes_what_it_mends_and_only_that() {
-    // Every action of the contract, and a number that we do not know.
+    // All actions of the contract, and an unknown number.
     let table = [
         (0, true),
         (2, true),
@@ -446,7 +447,7 @@ fn a_reboot_closes_what_it_mends_and_only_that() {
     }
 }
 
-/// The node would be given back: nothing asks for it any more.
+/// Otherwise the node would return to service, since nothing asks for its quarantine.
 #[test]
 fn a_milder_report_that_asks_for_something_else_does_not_take_the_fatal_one_s_place() {
     let mut book = FaultBook::default();

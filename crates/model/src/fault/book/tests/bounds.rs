@@ -1,4 +1,4 @@
-//! How many faults and bytes are kept, of a node and of all.
+//! Limits on the number and size of open faults, per node and in total.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn the_number_of_faults_is_bounded_and_fatal_ones_have_precedence() {
     assert!(book.faults("n1").iter().any(|fault| fault.event.is_fatal));
 }
 
-/// As large as an event can be that is taken.
+/// Makes the event as large as an accepted event can be.
 fn large(event: &mut HealthEvent) {
     let metadata = (0..128).map(|key| (format!("key-{key}"), "\u{1}".repeat(4_096)));
     event.metadata = metadata.collect();
@@ -44,11 +44,11 @@ fn the_bytes_of_a_nodes_faults_are_bounded_and_fatal_ones_have_precedence() {
     let full = size(&book);
     assert!(full <= MAX_FAULT_BYTES_PER_NODE && full > MAX_FAULT_BYTES_PER_NODE / 2);
     assert!(book.overflow() > 0);
-    // What is saved of the node has its bound too, whatever the text is made of.
+    // The saved state is bounded too, whatever the text contains.
     let saved = serde_json::to_vec(&book.share("n1")).unwrap().len();
     assert!(saved < 12 * MAX_FAULT_BYTES_PER_NODE, "{saved}");
 
-    // One that gets graver and larger takes the room of others, one after the other.
+    // A fault that gets graver and larger evicts others, one after the other.
     let open: Vec<String> = (book.faults("n1").iter())
         .map(|fault| fault.code.clone())
         .collect();
@@ -77,7 +77,7 @@ fn the_bytes_of_a_nodes_faults_are_bounded_and_fatal_ones_have_precedence() {
         "{codes:?}"
     );
     assert!(size(&book) <= MAX_FAULT_BYTES_PER_NODE);
-    // Without room a fault is not opened; one that is open goes on.
+    // Without room no fault is opened; open faults are still refreshed.
     let count = book.faults("n1").len();
     for seq in 27..40 {
         book.record(&record(seq, |event| {
@@ -111,7 +111,7 @@ fn invented_node_names_cannot_fill_the_memory() {
         (book.nodes().count(), book.overflow()),
         (MAX_FAULTY_NODES, 5)
     );
-    // A node that is known is still taken in.
+    // Known nodes are still recorded.
     let changes = book.record(&record(30_000, |event| {
         event.node_name = "invented-1".into();
         event.error_code = vec!["48".into()];

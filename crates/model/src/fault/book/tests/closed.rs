@@ -1,4 +1,4 @@
-//! Reports from before a recovery that come behind it, and times in the future.
+//! Reports from before a recovery that arrive after it, and times in the future.
 
 use super::*;
 use crate::fault::MAX_CLOSED_PER_NODE;
@@ -15,7 +15,7 @@ fn counted(event: &mut HealthEvent) {
     }
 }
 
-/// An agent counts for a minute, and its outbox may wait for an hour.
+/// An agent counts for a minute, and an event may wait in its outbox for an hour.
 #[test]
 fn what_was_accepted_before_a_recovery_and_comes_after_it_opens_nothing() {
     let before = [Change::Ignored(Ignored::BeforeRecovery)];
@@ -40,10 +40,10 @@ fn what_was_accepted_before_a_recovery_and_comes_after_it_opens_nothing() {
         (count(101), false),
         (plain(1), true),
         (plain(89), true),
-        // An agent's requests may be so far apart on their way.
+        // Two requests of an agent may differ this much in their delay.
         (plain(90), false),
         (plain(101), false),
-        // A day apart: whatever the clocks were, no fault is hidden.
+        // A day apart: no fault is hidden, whatever the clocks were.
         (count(100 - 24 * 60 * 60), true),
         (count(99 - 24 * 60 * 60), false),
     ] {
@@ -53,7 +53,8 @@ fn what_was_accepted_before_a_recovery_and_comes_after_it_opens_nothing() {
         assert_eq!(opens(&changes), !late);
         assert_eq!(book.nodes().count(), usize::from(!late));
     }
-    // Nor does it change one that was opened since; other faults are not meant.
+    // A late report does not change a fault that opened since, and does not concern other
+    // faults.
     let mut book = book();
     book.record(&accepted(record(3, |event| event.is_fatal = false), 200));
     assert_eq!(book.record(&accepted(record(4, |_| ()), 50)), before);
@@ -85,7 +86,7 @@ fn what_is_found_in_a_new_boot_or_on_a_new_machine_is_not_from_before() {
     });
     book.record(&accepted(reboot, 100));
     assert!(book.faults("n1").is_empty());
-    // The clock was wrong until the network was there.
+    // The clock was wrong until the network came up.
     let late = accepted(record(3, |event| boot(event, "old")), 50);
     let ignored = [Change::Ignored(Ignored::BeforeRecovery)];
     assert_eq!(book.record(&late), ignored);
@@ -114,7 +115,7 @@ fn of_a_node_so_many_closed_faults_are_remembered_the_newest() {
     let mut book = FaultBook::default();
     let mut seq = 0;
     for index in 0..=MAX_CLOSED_PER_NODE {
-        // Closed twice, it is remembered once.
+        // A fault that is closed twice is remembered once.
         for _ in 0..2 {
             book.record(&accepted(record(seq + 1, gpu(index)), 0));
             book.record(&accepted(healthy(seq + 2, gpu(index)), 100));
@@ -128,10 +129,10 @@ fn of_a_node_so_many_closed_faults_are_remembered_the_newest() {
     }
 }
 
-/// An event that was taken over from a node says when it was seen; anybody may have written that.
+/// An event taken over from a node carries its own time, which anybody may have written.
 #[test]
 fn no_time_in_the_future_keeps_a_fault_open() {
-    let said = |mut record: Record, time: &str| {
+    let generated_at = |mut record: Record, time: &str| {
         let time: Timestamp = time.parse().unwrap();
         record.event.generated_timestamp = Some(json::proto_timestamp(time));
         record
@@ -141,9 +142,9 @@ fn no_time_in_the_future_keeps_a_fault_open() {
         let now = Timestamp::from_second(1_800_000_001).unwrap().to_string();
         event.metadata.insert(keys::META_TAKEN_OVER.into(), now);
     });
-    book.record(&said(taken_over, "9998-01-01T00:00:00Z"));
+    book.record(&generated_at(taken_over, "9998-01-01T00:00:00Z"));
     let fault = &book.faults("n1")[0];
     assert!(fault.first_seen <= fault.accepted_at && fault.last_seen <= fault.accepted_at);
-    book.record(&said(healthy(2, |_| ()), "2027-01-15T08:00:02Z"));
+    book.record(&generated_at(healthy(2, |_| ()), "2027-01-15T08:00:02Z"));
     assert!(book.faults("n1").is_empty());
 }

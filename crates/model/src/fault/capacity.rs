@@ -1,9 +1,9 @@
-//! The room of the fault book: who gets it where it is full, and how reports that got none are read
-//! again.
+//! Capacity of the fault book: which faults are evicted if it is full, and how reports without
+//! room are read again.
 //!
-//! Anybody who may report can report a thousand faults. So each authority has a room of its
-//! own, and within it no reporter takes the place of another that has less: where the room is
-//! full, what quarantines nothing goes first, then the faults of whoever has most.
+//! Any permitted reporter can report a thousand faults. Each authority therefore has its own
+//! room. Within that room no reporter can evict the faults of another one that has fewer:
+//! faults that quarantine nothing go first, then those of the reporter that has most.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,50 +18,50 @@ use crate::event::{Record, is_notice};
 use crate::position::Position;
 use crate::reporter::Authority;
 
-/// Reports about a node that found no room, of one authority.
+/// Reports of one authority about a node that found no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Missed {
-    /// Feed position of the first of them.
+    /// Feed position of the first report.
     from: Position,
-    /// Their number.
+    /// Number of the reports.
     count: u64,
-    /// Bytes of the smallest of them: where that does not fit, nothing does.
+    /// Size of the smallest report, in bytes. If it does not fit, none does.
     least: usize,
 }
 
-/// A second reading of what found no room: the faults that were reported since, and are not healed,
-/// are found apart from the book, with as much room as that has.
+/// A second reading of events that found no room. Faults that were reported since and have not
+/// recovered are collected apart from the book, within the same limits.
 #[derive(Debug)]
 pub struct Rereading {
     node: String,
     authority: Authority,
     count: u64,
-    /// Feed position of the first event that it reads.
+    /// Feed position of the first event to read.
     from: Position,
     found: FaultBook,
-    /// Position and size of the first report that found no room here either.
+    /// Position and size of the first report that found no room in `found` either.
     no_room: Option<(Position, usize)>,
 }
 
-/// The room that the faults of one authority take up.
+/// Room taken up by the faults of one authority.
 #[derive(Clone, Copy, Default)]
 struct Used {
     faults: usize,
     bytes: usize,
 }
 
-/// The weight of a report where room is short, the lightest first.
+/// Weight of a report when room is short, lightest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Weight {
-    /// It quarantines nothing, by its reporter's own word.
+    /// Quarantines nothing: a notice, or the reporter asked to skip quarantine.
     AsksNothing,
     NotFatal,
     Fatal,
 }
 
-/// Chooses who of `faults` has to go so that a report finds room: for one more fault, or, where
-/// it is to stand for the fault at `replaces`, for `more` bytes. Returns their indices; `None`:
-/// there is no room for it.
+/// Chooses which of `faults` to evict to make room for a report: for one more fault, or for
+/// `more` bytes if the report's event is to replace that of the fault at index `replaces`.
+/// Returns their indices. `None` if the report gets no room.
 pub(super) fn choose(
     faults: &[Fault],
     event: &HealthEvent,
@@ -87,8 +87,8 @@ pub(super) fn choose(
     }
 }
 
-/// Takes the chosen faults out.
-pub(super) fn take_out(faults: &mut Vec<Fault>, chosen: &BTreeSet<usize>) -> Vec<Fault> {
+/// Removes and returns the chosen faults.
+pub(super) fn remove(faults: &mut Vec<Fault>, chosen: &BTreeSet<usize>) -> Vec<Fault> {
     if chosen.is_empty() {
         return Vec::new();
     }
@@ -98,8 +98,8 @@ pub(super) fn take_out(faults: &mut Vec<Fault>, chosen: &BTreeSet<usize>) -> Vec
     out.into_iter().map(|(_, fault)| fault).collect()
 }
 
-/// Chooses the fault that makes place for a report: one that weighs less, else one of a
-/// reporter that has more than the report's own would have with it.
+/// Chooses the fault to evict for a report: a lighter one, or else one of a reporter that has
+/// more than the report's own reporter would have with it.
 fn victim(
     faults: Vec<(usize, &Fault)>,
     event: &HealthEvent,
@@ -120,13 +120,13 @@ fn victim(
     let candidates = faults.into_iter().filter_map(|(index, fault)| {
         let (weight, has) = (Weight::of(&fault.event), has(&fault.event));
         let is_lighter = weight < own_weight;
-        // The oldest of the lightest, of whoever has most.
+        // The oldest among the lightest, from the reporter that has most.
         (is_lighter || has > with_it).then_some((!is_lighter, weight, Reverse(has), index))
     });
     candidates.min().map(|(.., index)| index)
 }
 
-/// Returns who an event is from, apart from the pid.
+/// Returns the reporter of an event, without the pid.
 fn reporter(event: &HealthEvent) -> &str {
     let mark = event.metadata.get(keys::META_REPORTED_BY);
     let mark = mark.map_or("", String::as_str);
@@ -147,8 +147,8 @@ impl Used {
         }
     }
 
-    /// Returns whether a good part of the room is free, and enough for what was missed, so that
-    /// reading again is worth it.
+    /// Returns whether at least a quarter of the room is free, and enough for the smallest
+    /// missed report, so that reading again is worthwhile.
     fn leaves_room(self, least: usize) -> bool {
         self.faults <= MAX_OPEN_FAULTS_PER_NODE / 4 * 3
             && self.bytes <= MAX_FAULT_BYTES_PER_NODE / 4 * 3
@@ -178,18 +178,18 @@ impl Weight {
 // === impl Rereading ===
 
 impl Rereading {
-    /// Returns the feed position up to which it has read.
+    /// Returns the position of the last event that was read.
     pub fn read_up_to(&self) -> Position {
         self.found.applied()
     }
 
-    /// Returns the node whose events it reads.
+    /// Returns the node whose events are read.
     pub fn node(&self) -> &str {
         &self.node
     }
 
-    /// Reads an event. Where what it reports finds no room here either, the rest is left for
-    /// another time: then at least what came first is known.
+    /// Reads an event. Once a report finds no room in this reading either, the remaining ones
+    /// are left for a later reading, so the earliest reports are known first.
     pub fn record(&mut self, record: &Record) {
         let event = &record.event;
         let concerns = event.node_name == self.node
@@ -225,23 +225,23 @@ impl Rereading {
 // === impl FaultBook ===
 
 impl FaultBook {
-    /// Returns how many reports about `node` found no room and were not read again yet: while
-    /// there are any, the node is not fully seen.
+    /// Returns the number of reports about `node` that found no room and were not read again
+    /// yet. While there are any, the node's state is incomplete.
     pub fn missed(&self, node: &str) -> u64 {
         let missed = self.missed.get(node).into_iter().flatten();
         missed.map(|(_, missed)| missed.count).sum()
     }
 
-    /// Returns true if reports of monitors are among those that found no room: the node may be
-    /// broken by what is not known, and is not given back before they are read again.
+    /// Returns whether reports of monitors are among those without room. The node may have an
+    /// unknown fault, so it does not return to service before they are read again.
     pub fn misses_monitors(&self, node: &str) -> bool {
         let missed = self.missed.get(node);
         missed.is_some_and(|missed| missed.contains_key(&Authority::Trusted))
     }
 
-    /// Begins to read again what was missed of a node for which there is room now: what weighs
-    /// more first, then the nodes in turn, behind the one that was read last. `None`: nothing was
-    /// missed, or there is still no room for it.
+    /// Starts reading the missed reports of a node that has room for them now. Reports of
+    /// monitors come first, then nodes in turn, starting after `last`, the node that was read
+    /// last. `None` if no report was missed, or there is still no room.
     pub fn read_again(&self, last: &str) -> Option<Rereading> {
         let behind = (Bound::Excluded(last), Bound::Unbounded);
         let before = (Bound::Unbounded, Bound::Included(last));
@@ -277,8 +277,8 @@ impl FaultBook {
         trusted.map(|missed| missed.from).min()
     }
 
-    /// Takes in what was read again, up to the position that this book is at.
-    pub fn take_missed(&mut self, reread: Rereading) {
+    /// Adds the result of a second reading that has caught up with this book.
+    pub fn add_missed(&mut self, reread: Rereading) {
         let Rereading {
             node,
             authority,
@@ -287,7 +287,7 @@ impl FaultBook {
             mut found,
             no_room,
         } = reread;
-        // What had to go meanwhile, and is older than what was read.
+        // Reports evicted meanwhile that are older than the ones that were read.
         let older = self.missed.get(&node).and_then(|all| all.get(&authority));
         let older = older.filter(|missed| missed.from < read_from);
         let mut left = older.map(|missed| (missed.from, missed.least));
@@ -327,7 +327,7 @@ impl FaultBook {
         }
     }
 
-    /// Notes that the report at `seq`, of so many bytes, found no room.
+    /// Records that the report at `seq`, of this size, found no room.
     pub(super) fn note_missed(
         &mut self,
         node: &str,

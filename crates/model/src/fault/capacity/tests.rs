@@ -6,7 +6,7 @@ use crate::event::{Record, normalise};
 use crate::fault::{Change, Ignored};
 use crate::reporter::{Process, Reporter};
 
-/// The events that were accepted, and the book of them.
+/// Accepted events, and the book that recorded them.
 #[derive(Default)]
 struct Bench {
     log: Vec<Record>,
@@ -49,7 +49,7 @@ impl Bench {
         })
     }
 
-    /// Reads again what was missed, as long as there is room for some of it.
+    /// Reads missed reports again if there is room for some. Returns the number of events read.
     fn read_again(&mut self) -> usize {
         let Some(mut again) = self.book.read_again("") else {
             return 0;
@@ -58,7 +58,7 @@ impl Bench {
         let events = self.log.iter().filter(|record| record.seq > after);
         let read = events.map(|record| again.record(record)).count();
         assert_eq!(again.read_up_to(), self.book.applied());
-        self.book.take_missed(again);
+        self.book.add_missed(again);
         read
     }
 
@@ -124,10 +124,10 @@ fn who_has_many_makes_room_for_who_has_few_and_what_quarantines_nothing_goes_fir
     assert!(bench.has(&user(1001), "first") && !bench.has(&user(1000), "7"));
     bench.report(&user(1001), "second", |_| ());
     assert!(bench.has(&user(1001), "second") && !bench.has(&user(1000), "0"));
-    // One that weighs less goes last.
+    // The lightest report comes last.
     bench.report(&user(1002), "minor", |event| event.is_fatal = false);
     assert!(bench.has(&user(1002), "minor"));
-    // Up to the same for both.
+    // Up to an equal number for both.
     for code in 0..MAX_OPEN_FAULTS_PER_NODE {
         bench.report(&user(1001), &code.to_string(), |_| ());
     }
@@ -168,7 +168,7 @@ fn what_found_no_room_is_read_again_when_there_is_some() {
     }
     assert_eq!(bench.book.missed("n1"), 20);
     assert_eq!(bench.read_again(), 0, "there is no room");
-    // Healed while it was not in the book.
+    // Recovers while it is not in the book.
     let healed = (over - 1).to_string();
     let changes = bench.recover(&monitor, &healed);
     assert_eq!(changes, [Change::Ignored(Ignored::NothingToClose)]);
@@ -208,7 +208,7 @@ fn what_had_to_go_is_read_again_too() {
     assert_eq!(bench.count(&user(1000)), 500);
 }
 
-/// Otherwise those that come and go would keep what was missed before them out for ever.
+/// Otherwise faults that open and close would keep earlier missed ones out for ever.
 #[test]
 fn reading_again_gets_further_each_time() {
     let monitor = Reporter::Monitor;
@@ -278,7 +278,7 @@ fn what_has_to_go_while_it_is_read_again_is_not_forgotten() {
     for record in bench.log.iter().filter(|record| record.seq > after) {
         again.record(record);
     }
-    bench.book.take_missed(again);
+    bench.book.add_missed(again);
     for code in 0..MAX_OPEN_FAULTS_PER_NODE {
         bench.recover(&monitor, &format!("fatal {code}"));
     }
@@ -286,7 +286,7 @@ fn what_has_to_go_while_it_is_read_again_is_not_forgotten() {
     assert!(bench.has(&monitor, "oldest"));
 }
 
-/// A report that came late opens nothing, also where it is read again.
+/// A report that arrived late opens nothing, even when it is read again.
 #[test]
 fn what_a_recovery_has_closed_stays_closed_when_it_is_read_again() {
     let monitor = Reporter::Monitor;
@@ -296,7 +296,7 @@ fn what_a_recovery_has_closed_stays_closed_when_it_is_read_again() {
     for code in ["1", "2", "3", "4"] {
         bench.report(&monitor, code, large(MAX_FAULT_BYTES_PER_NODE / 4));
     }
-    // The count of what was reported before the recovery.
+    // A count of reports from before the recovery.
     let count = |event: &mut HealthEvent| {
         event.metadata.insert(keys::META_COUNT.into(), "2".into());
     };
