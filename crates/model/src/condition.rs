@@ -1,17 +1,19 @@
-//! The conditions of a node, as a projection of its open faults.
+//! The conditions of a node, derived from its open faults.
 //!
-//! A check with an open fatal fault has a condition of its own name, `True` where it is
-//! broken, in NVSentinel's grammar, and so has a host engine of DCGM that does not answer; beside them [`keys::CONDITION_GPU_HEALTHY`] sums all up.
-//! What a condition says always follows from the whole set of open faults: what the limit of
-//! its message cuts off is not forgotten, and what stands on the node is never read back.
+//! A check with an open fatal fault has a condition of its own name, with status `True` and a
+//! message in NVSentinel's grammar. So has a DCGM host engine that does not answer.
+//! [`keys::CONDITION_GPU_HEALTHY`] sums up all faults. A condition always follows from the
+//! whole set of open faults: text beyond the message limit is only hidden, and conditions on
+//! the node are never parsed back into faults.
 //!
 //! ```text
-//! open faults, checks heard of --+
+//! open faults, reported checks ---+
 //!                                +-> changes -> one patch of status.conditions, or none
 //! conditions on the node --------+
 //! ```
 //!
-//! Beside them stand those of its drain, which follow from its session.
+//! A further pair of conditions shows the node's drain. It follows from the session on the
+//! node.
 
 mod drain;
 mod message;
@@ -31,13 +33,14 @@ use crate::reporter::Authority;
 pub use message::{Limits, LimitsError};
 pub use occurrence::{MAX_OCCURRENCES, Occurrence, is_open, occurrences, reason};
 
-/// Most conditions of checks on one node. Names of checks come from senders, and no condition
+/// Most conditions of checks on one node. Senders choose the names of checks, and no condition
 /// is ever removed.
 pub const MAX_CONDITIONS: usize = 64;
-/// Conditions up to which checks of users get one too; the rest is for the monitors.
+/// Number of conditions beyond which users' checks get no new one. The rest of the room is
+/// reserved for monitors.
 const MAX_WITH_USERS: usize = MAX_CONDITIONS / 2;
 
-/// Conditions that are Kubernetes' own: a check of such a name is not written over them.
+/// Conditions owned by Kubernetes. A check of the same name never overwrites one.
 const KUBERNETES_OWN: [&str; 11] = [
     "Ready",
     "MemoryPressure",
@@ -51,85 +54,87 @@ const KUBERNETES_OWN: [&str; 11] = [
     "MaintenancePlanned",
     "MaintenanceInProgress",
 ];
-/// The checks whose faults have a condition although they are not fatal: alerts of NVSentinel's users
-/// look at it, and no node goes out because of it.
-const TOLD_THOUGH_NOT_FATAL: [&str; 1] = [keys::CHECK_DCGM_CONNECTIVITY];
-/// Reason and message of the summary where no fatal fault is open.
+/// Checks whose faults get a condition although they are not fatal: alerts of NVSentinel's
+/// users depend on it. No node leaves service because of them.
+const SHOWN_THOUGH_NOT_FATAL: [&str; 1] = [keys::CHECK_DCGM_CONNECTIVITY];
+/// Reason and message of the summary if no fatal fault is open.
 const NO_FATAL_FAULTS: (&str, &str) = ("NoFatalFaults", "No fatal fault is open");
-/// Reason of the summary where the name of the check does not fit one.
+/// Reason of the summary if the name of the check cannot be part of a reason.
 const UNNAMED_CHECK: &str = "HealthCheckFailed";
 
-/// The settings of what is written.
+/// Settings for the conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Sizes of a message.
+    /// Limits of a condition's message.
     pub limits: Limits,
-    /// True if [`keys::CONDITION_GPU_HEALTHY`] is written too.
+    /// True if [`keys::CONDITION_GPU_HEALTHY`] is written as well.
     pub summary: bool,
 }
 
-/// A condition as it should be.
+/// Desired state of a condition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Condition {
-    /// `type`: name of the check.
+    /// `type`: name of the check, or of the summary.
     pub kind: String,
-    /// `status`: `True` or `False`. Of a check `True` is bad, of the summary good.
+    /// `status`: written as `True` or `False`. `True` means broken for a check, and healthy for
+    /// the summary.
     pub status: bool,
-    /// `reason`.
+    /// `reason`: in the grammar of NVSentinel for a check.
     pub reason: String,
-    /// `message`.
+    /// `message`: the open faults, or that there are none.
     pub message: String,
 }
 
-/// A condition to be written.
+/// A condition to write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConditionChange {
-    /// The condition as it should be.
+    /// Desired state of the condition.
     pub condition: Condition,
-    /// True if its status differs from what is on the node: then the time of the transition is
-    /// written with it.
+    /// True if the status differs from the one on the node. The transition time is updated
+    /// then.
     pub transition: bool,
 }
 
-/// A condition as it stands on a node.
+/// A condition as found on a node.
 struct Observed<'a> {
     status: &'a str,
     reason: &'a str,
     message: &'a str,
 }
 
-/// Returns the conditions to write on `node`, so that they say what is known; empty where they do.
+/// Returns the conditions to write on `node`. Empty if the node already shows the state of its
+/// faults.
 ///
-/// `faults` are the node's open ones, `heard` the checks that have spoken of it. A check that
-/// is well gets no condition where it has none: that it was heard of is no news.
+/// `faults` are the open faults of the node, `reported` the checks that have reported about it.
+/// A healthy check without a condition gets none.
 pub fn changes<'a>(
     faults: &[Fault],
-    heard: impl Iterator<Item = &'a str>,
+    reported: impl Iterator<Item = &'a str>,
     node: &NodeView,
     options: &Options,
 ) -> Vec<ConditionChange> {
-    let mut heard = heard.peekable();
+    let mut reported = reported.peekable();
     let drain = drain::of_node(node);
-    let about_drain = drain.is_some() || node.tells_of_drain;
-    if faults.is_empty() && heard.peek().is_none() && !about_drain {
+    let concerns_drain = drain.is_some() || node.has_drain_condition;
+    if faults.is_empty() && reported.peek().is_none() && !concerns_drain {
         return Vec::new();
     }
     let object = node.object();
     let on_node = observed(&object);
     let mut broken: BTreeMap<&str, Vec<&Fault>> = BTreeMap::new();
-    let is_told = |fault: &&Fault| {
-        fault.event.is_fatal || TOLD_THOUGH_NOT_FATAL.contains(&fault.check.as_str())
+    let is_shown = |fault: &&Fault| {
+        fault.event.is_fatal || SHOWN_THOUGH_NOT_FATAL.contains(&fault.check.as_str())
     };
-    for fault in faults.iter().filter(is_told) {
+    for fault in faults.iter().filter(is_shown) {
         broken.entry(&fault.check).or_default().push(fault);
     }
     for faults in broken.values_mut() {
-        // A message has little room: what our own monitors say comes first.
+        // Faults of our own monitors come first: a message has little room.
         faults.sort_by_key(|fault| Reverse(fault.authority));
     }
     let mut wanted = of_broken(&broken, &on_node, &options.limits);
     let mut known = !faults.is_empty();
-    for check in heard {
+    for check in reported {
         known = true;
         let on_node = on_node.get(check);
         if broken.contains_key(check) || on_node.is_none() || !is_free(check, on_node) {
@@ -145,7 +150,7 @@ pub fn changes<'a>(
     if options.summary && known {
         wanted.push(summary(faults, &options.limits));
     }
-    if about_drain {
+    if concerns_drain {
         let stands = |kind: &str| on_node.get(kind).map(drain::stands);
         wanted.extend(drain::conditions(drain, stands));
     }
@@ -163,7 +168,7 @@ pub fn changes<'a>(
     wanted.into_iter().filter_map(change).collect()
 }
 
-/// Returns the conditions of the checks that are broken, as far as there is room for them.
+/// Returns the conditions of broken checks, within the limits on their number.
 fn of_broken(
     broken: &BTreeMap<&str, Vec<&Fault>>,
     on_node: &BTreeMap<&str, Observed<'_>>,
@@ -195,18 +200,19 @@ fn of_broken(
     wanted
 }
 
-/// Returns the word of a status.
+/// Returns the spelling of a condition's status.
 pub fn status_name(status: bool) -> &'static str {
     if status { "True" } else { "False" }
 }
 
-/// Returns whether a check's name may be that of a condition, or part of a reason.
+/// Returns whether a check's name can be the type of a condition and part of a reason.
 fn is_name(check: &str) -> bool {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.' | b'/');
     !check.is_empty() && check.bytes().all(allowed)
 }
 
-/// Returns whether the condition of this name is the check's: nobody else's, as far as can be seen.
+/// Returns whether the condition named `check` is free to be written: it is not another
+/// component's.
 fn is_free(check: &str, on_node: Option<&Observed<'_>>) -> bool {
     is_name(check)
         && check != keys::CONDITION_GPU_HEALTHY
@@ -214,7 +220,8 @@ fn is_free(check: &str, on_node: Option<&Observed<'_>>) -> bool {
         && on_node.is_none_or(|found| is_of_check(check, found))
 }
 
-/// Returns whether a condition is in the grammar: written by us, or by NVSentinel.
+/// Returns whether a condition follows the grammar, so it was written by gpuwarden or
+/// NVSentinel.
 fn is_of_check(kind: &str, found: &Observed<'_>) -> bool {
     [keys::REASON_NOT_HEALTHY, keys::REASON_HEALTHY]
         .iter()
@@ -247,7 +254,7 @@ fn summary(faults: &[Fault], limits: &Limits) -> Condition {
     }
 }
 
-/// Returns the conditions of a node's object. What is malformed is as good as absent.
+/// Returns the conditions in the object of a node. Malformed ones count as absent.
 fn observed(node: &Value) -> BTreeMap<&str, Observed<'_>> {
     let list = node["status"]["conditions"].as_array();
     list.into_iter()

@@ -1,4 +1,4 @@
-//! A Kubernetes node as decisions see it, and a change to one.
+//! The state of a Kubernetes node that decisions are based on, and changes of a node.
 
 use std::collections::BTreeMap;
 
@@ -13,84 +13,85 @@ use crate::fault::Machine;
 
 use rest::Rest;
 
-/// What a node that is handed over awaits, in messages for people.
+/// Name, in messages for people, of the party that a handed-over node waits for.
 pub const HANDED_OVER: &str = "the external system to which the node is handed over";
-/// Value of [`keys::HANDED_OVER_LABEL`] on a node that is handed over.
+/// Value of [`keys::HANDED_OVER_LABEL`] on a handed-over node.
 pub const NOT_MANAGED: &str = "false";
-/// Longest value of a label or taint that Kubernetes takes, in bytes.
+/// Longest value of a label or taint that Kubernetes accepts, in bytes.
 pub const LABEL_VALUE_BYTES: usize = 63;
 
-/// A node as last seen at the API server.
+/// A node as last received from the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeView {
-    /// `metadata.name`.
+    /// `metadata.name` of the object.
     pub name: String,
-    /// `metadata.uid`.
+    /// `metadata.uid` of the object.
     pub uid: String,
-    /// `metadata.resourceVersion`: the state that this is. Never a condition of a patch:
-    /// every heartbeat changes it.
+    /// `metadata.resourceVersion` of this state. Never a precondition of a patch: every
+    /// heartbeat changes it.
     pub resource_version: String,
-    /// `spec.unschedulable`.
+    /// `spec.unschedulable`: true if the node is cordoned.
     pub unschedulable: bool,
     /// `spec.taints`, in the server's order.
     pub taints: Vec<NodeTaint>,
-    /// `metadata.labels`.
+    /// `metadata.labels`, without values that are not strings.
     pub labels: BTreeMap<String, String>,
-    /// `metadata.annotations`.
+    /// `metadata.annotations`, without values that are not strings.
     pub annotations: BTreeMap<String, String>,
-    /// The machine that it is now.
+    /// Machine behind the node, from `status.nodeInfo`.
     pub machine: Machine,
-    /// `spec.providerID`; empty where it has none.
+    /// `spec.providerID`. Empty if the node has none.
     pub provider_id: Box<str>,
-    /// True if a condition of it tells of a drain, and is ours ([`crate::condition`]).
-    pub tells_of_drain: bool,
-    /// The rest of the object, for [`NodeView::object`].
+    /// True if the node has a drain condition written by gpuwarden ([`crate::condition`]).
+    pub has_drain_condition: bool,
+    /// Remaining parts of the object, for [`NodeView::object`].
     rest: Rest,
 }
 
-/// A taint, by what identifies and describes it.
+/// A taint, without its `timeAdded`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Taint {
-    /// Key.
+    /// Key, in the form of a label's key.
     pub key: String,
-    /// Value; may be empty.
+    /// Value. May be empty.
     #[serde(default)]
     pub value: String,
     /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
     pub effect: String,
 }
 
-/// A taint as it stands on a node.
+/// A taint as found on a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeTaint {
     /// Key, value and effect.
     pub taint: Taint,
-    /// The whole element (it may carry `timeAdded`), as a patch's `test` must name it.
+    /// The whole element, which may have `timeAdded`, as the `test` operation of a patch must
+    /// name it.
     pub raw: Value,
 }
 
-/// A change to a node: applied as one conditional patch, or not at all.
+/// A change of a node, written as one conditional patch or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeChange {
-    /// New value of `spec.unschedulable`; `Some(false)` removes the field.
+    /// New value of `spec.unschedulable`. `Some(false)` removes the field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unschedulable: Option<bool>,
-    /// Taints to add.
+    /// Taints to add to the node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub add_taints: Vec<Taint>,
-    /// Taints to remove.
+    /// Taints to remove, compared by key, value and effect.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub remove_taints: Vec<Taint>,
-    /// Labels to set, or with `None` to remove.
+    /// Labels to set, or to remove where the value is `None`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, Option<String>>,
-    /// Annotations to set, or with `None` to remove.
+    /// Annotations to set, or to remove where the value is `None`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, Option<String>>,
 }
 
-/// Returns whether any of a node's conditions is one of ours about a drain.
-fn tells_of_drain(conditions: &Value) -> bool {
+/// Returns whether any of the conditions is a drain condition written by gpuwarden.
+fn has_drain_condition(conditions: &Value) -> bool {
     let kinds = [keys::CONDITION_DRAIN_IN_PROGRESS, keys::CONDITION_DRAINED];
     let ours = |one: &Value| {
         one["reason"] == keys::REASON_DRAIN && kinds.iter().any(|kind| one["type"] == *kind)
@@ -101,14 +102,13 @@ fn tells_of_drain(conditions: &Value) -> bool {
 // === impl NodeView ===
 
 impl NodeView {
-    /// Returns whether the node is in the hands of an external system.
+    /// Returns whether the node is handed over to an external system.
     pub fn is_handed_over(&self) -> bool {
         let label = self.labels.get(keys::HANDED_OVER_LABEL);
         label.is_some_and(|value| value == NOT_MANAGED)
     }
 
-    /// Returns a node of which nothing is known but its name: what rules see where there is no
-    /// cluster to ask.
+    /// Creates a node with nothing but a name, for rules that are evaluated without a cluster.
     pub fn unknown(name: &str) -> Self {
         let mut object = json!({
             "metadata": {"name": name, "labels": {}, "annotations": {}},
@@ -118,7 +118,7 @@ impl NodeView {
         Self::read(name.to_owned(), &mut object)
     }
 
-    /// Reads a node from its JSON object. `None` where it has no name.
+    /// Reads a node from its JSON object. `None` if the object has no name.
     pub fn from_object(mut object: Value) -> Option<Self> {
         let name = object["metadata"]["name"].as_str()?.to_owned();
         Some(Self::read(name, &mut object))
@@ -160,16 +160,17 @@ impl NodeView {
                     .and_then(|time| time.parse().ok()),
             },
             provider_id: text(&spec["providerID"]).into(),
-            tells_of_drain: tells_of_drain(&object["status"]["conditions"]),
+            has_drain_condition: has_drain_condition(&object["status"]["conditions"]),
             rest: Rest::default(),
         };
         view.keep(object);
         view
     }
 
-    /// Returns the object that a policy's `node` variable shows: metadata, spec and status, without
-    /// managed fields and the image list. It is put together for each call: few of the nodes of a
-    /// cluster are ever asked for it, and it takes several times the room of its text.
+    /// Returns the object behind a policy's `node` variable: metadata, spec and status, without
+    /// managed fields and the image list. The object is assembled for each call: most nodes of
+    /// a cluster are never evaluated, and a JSON tree takes several times the memory of its
+    /// text.
     pub fn object(&self) -> Value {
         let mut object = self.rest.object();
         let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
@@ -187,15 +188,16 @@ impl NodeView {
         object
     }
 
-    /// Returns of [`Self::object`] what most rules ask for, which costs a fraction of the whole.
+    /// Returns only the labels and annotations of [`Self::object`]. Most rules need nothing
+    /// else, and this costs a fraction.
     pub fn labels_and_annotations(&self) -> Value {
         if self.labels.is_empty() || self.annotations.is_empty() {
-            return self.object(); // Only there it is known whether there is such a map.
+            return self.object(); // An empty map and a missing one differ only there.
         }
         json!({"metadata": {"labels": self.labels, "annotations": self.annotations}})
     }
 
-    /// Keeps of `object` what the other fields do not say.
+    /// Stores the parts of `object` that other fields do not hold.
     fn keep(&mut self, object: &mut Value) {
         if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
             metadata.remove("managedFields");
@@ -203,7 +205,7 @@ impl NodeView {
                 metadata.remove("resourceVersion");
             }
             for (field, entries) in [("labels", &self.labels), ("annotations", &self.annotations)] {
-                // Not where it is empty, or has what is no text.
+                // Kept if it is empty or has values that are not strings.
                 let whole = |value: &Value| Some(entries.len()) == value.as_object().map(Map::len);
                 if !entries.is_empty() && metadata.get(field).is_some_and(whole) {
                     metadata.remove(field);
@@ -216,20 +218,21 @@ impl NodeView {
         self.rest = Rest::of(object);
     }
 
-    /// Returns whether rules see in `other` what they see here, but for what each heartbeat of the
-    /// kubelet changes: the object's version, and when each condition was last written.
+    /// Returns whether `other` looks the same to rules, except for the fields that every
+    /// kubelet heartbeat changes: the object's version, and the heartbeat time of each
+    /// condition.
     pub fn same_but_for_heartbeat(&self, other: &Self) -> bool {
         self.labels == other.labels
             && self.annotations == other.annotations
             && self.rest.same_but_for_heartbeat(&other.rest)
     }
 
-    /// Returns whether the node has this taint, value included.
+    /// Returns whether the node has this taint, including its value.
     pub fn has_taint(&self, taint: &Taint) -> bool {
         self.taints.iter().any(|on_node| on_node.taint == *taint)
     }
 
-    /// Returns the node after `change`, without asking the server: for dry runs and tests.
+    /// Returns the node with `change` applied locally, for dry runs and tests.
     #[must_use]
     pub fn after(&self, change: &NodeChange) -> Self {
         let (mut node, mut object) = (self.clone(), self.object());
@@ -259,7 +262,7 @@ impl NodeView {
         node
     }
 
-    /// Brings the object that rules see in line with the fields that `change` has changed.
+    /// Updates the object that rules see with the fields that `change` has changed.
     fn show_in_object(&mut self, change: &NodeChange, object: &mut Value) {
         if change.unschedulable.is_some() {
             let value = self.unschedulable.then_some(Value::Bool(true));
@@ -282,7 +285,7 @@ impl NodeView {
     }
 }
 
-/// Sets a field of a part of an object, or with `None` removes it.
+/// Sets a field in a part of an object, or removes it if `value` is `None`.
 fn set(object: &mut Value, part: &str, field: &str, value: Option<Value>) {
     let Some(object) = object.as_object_mut() else {
         return;
@@ -298,13 +301,14 @@ fn set(object: &mut Value, part: &str, field: &str, value: Option<Value>) {
 // === impl NodeChange ===
 
 impl NodeChange {
-    /// Returns whether it changes nothing.
+    /// Returns whether the change is empty.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Returns what of it `node` does not have, for people, where it was answered that it was made and this is the node
-    /// from then. Labels are left out: nothing is decided by those of ours, so they are not written again.
+    /// Returns the parts of the change that are missing on `node`, for people. `node` is the
+    /// state right after a write that was reported as successful. Labels are left out: no
+    /// decision depends on those of gpuwarden, so they are not written again.
     pub fn dropped(&self, node: &NodeView) -> Vec<String> {
         let cordon = self
             .unschedulable
@@ -328,7 +332,7 @@ impl NodeChange {
         dropped
     }
 
-    /// Returns this change and then `later` as one: it brings a node to where the two would.
+    /// Returns a single change with the effect of this one followed by `later`.
     #[must_use]
     pub fn then(mut self, later: Self) -> Self {
         self.unschedulable = later.unschedulable.or(self.unschedulable);
@@ -349,7 +353,7 @@ impl NodeChange {
         self
     }
 
-    /// Returns what it does, for people: `cordon, add taint gpu=bad:NoSchedule, set 3 annotations`.
+    /// Returns a summary for people: `cordon, add taint gpu=bad:NoSchedule, set 3 annotations`.
     pub fn summary(&self) -> String {
         let mut parts = scheduling(self.unschedulable, &self.add_taints, &self.remove_taints);
         for (what, entries) in [("label", &self.labels), ("annotation", &self.annotations)] {
@@ -365,7 +369,7 @@ impl NodeChange {
     }
 }
 
-/// Returns what schedulers see of a change, for people, one part each: `cordon`, `add taint ...`.
+/// Returns the parts of a change that affect scheduling, for people: `cordon`, `add taint ...`.
 pub fn scheduling(cordon: Option<bool>, add: &[Taint], remove: &[Taint]) -> Vec<String> {
     let cordon = cordon.map(|cordon| if cordon { "cordon" } else { "uncordon" });
     let add = add.iter().map(|taint| format!("add taint {taint}"));
@@ -378,8 +382,8 @@ pub fn scheduling(cordon: Option<bool>, add: &[Taint], remove: &[Taint]) -> Vec<
         .collect()
 }
 
-/// Returns a valid value of a label or taint: letters, digits, `-_.`, at most 63, beginning and
-/// ending with a letter or digit.
+/// Returns a valid value of a label or taint: letters, digits and `-_.`, at most 63 characters,
+/// starting and ending with a letter or digit.
 pub fn label_value(text: &str) -> String {
     let clean: String = text
         .chars()

@@ -1,7 +1,8 @@
-//! The conditions of a node that tell of its drain: `DrainInProgress` and `Drained` of Kubernetes
-//! (KEP-5683), which whoever drains sets and takes back.
+//! The drain conditions of a node: `DrainInProgress` and `Drained` of Kubernetes (KEP-5683),
+//! set and cleared by the component that drains.
 //!
-//! They say what the session on the node says. One that somebody else has set to `True` is left alone.
+//! The conditions follow from the session on the node. A condition that another component has
+//! set to `True` is left alone.
 
 use contract::keys;
 
@@ -9,17 +10,18 @@ use super::{Condition, Observed};
 use crate::node::NodeView;
 use crate::ownership::{DrainMark, Ownership};
 
-/// Message of one that is `False`.
+/// Message of a condition that is `False`.
 const NONE: &str = "No drain of gpuwarden is under way";
 
-/// Returns the drain of a node, as its session says.
+/// Returns the drain recorded in the session on the node.
 pub(super) fn of_node(node: &NodeView) -> Option<DrainMark> {
     let annotated = node.annotations.contains_key(keys::SESSION);
     let own = annotated.then(|| Ownership::read(node)).flatten()?;
     own.mark.drain.filter(|_| own.takes_node_out())
 }
 
-/// Returns both conditions as they should be; one that is `False` only where it stands on the node.
+/// Returns the desired state of both conditions. A condition is set to `False` only if it
+/// exists on the node.
 pub(super) fn conditions(
     drain: Option<DrainMark>,
     on_node: impl Fn(&str) -> Option<(bool, bool)>,
@@ -57,7 +59,7 @@ pub(super) fn conditions(
     wanted
 }
 
-/// Returns whether a condition on the node is ours, and whether it is `True`.
+/// Returns whether gpuwarden wrote the condition, and whether its status is `True`.
 pub(super) fn stands(found: &Observed<'_>) -> (bool, bool) {
     (found.reason == keys::REASON_DRAIN, found.status == "True")
 }

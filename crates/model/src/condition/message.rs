@@ -1,52 +1,52 @@
-//! The message of a condition: a list of faults in NVSentinel's grammar, within a limit.
+//! Message of a condition: a list of faults in NVSentinel's grammar, within a size limit.
 //!
 //! ```text
 //! ErrorCode:79 PCI:0000:b3:00 GPU has fallen off the bus Recommended Action=RESTART_BM;
 //! \__ identity ____________/ \__ diagnostic ___________/ \__ action _________________/
 //! ```
 //!
-//! One piece stands for the faults of one event; pieces are joined by `;`, and the whole ends
-//! in `;`. Where that is too long, diagnostics are shortened first, then the last pieces are
-//! cut off, and `...` says so.
+//! One piece stands for the faults of one event. Pieces are joined by `;`, and the message ends
+//! in `;`. If the message is too long, diagnostics are shortened first. After that, the last
+//! pieces are cut off and `...` marks the cut.
 
 use contract::{Entity, HealthEvent, RecommendedAction, action_name};
 
 use crate::event::floor_char_boundary;
 use crate::fault::{Fault, Subject};
 
-/// The mark of text that was cut off.
+/// Mark of a cut.
 const CUT: &str = "...";
-/// The shortest message that a limit may ask for: room for one code, one address and an
-/// action (bytes).
+/// Smallest limit that a configuration may set (bytes): room for one code, one address and an
+/// action.
 const SHORTEST_MESSAGE: usize = 128;
-/// The longest message (bytes): 64 conditions of it fit into the 1.5 MiB that etcd takes as one
-/// object.
+/// Largest limit that a configuration may set (bytes): 64 such conditions fit into the 1.5 MiB
+/// that etcd accepts as one object.
 const LONGEST_MESSAGE: usize = 16 * 1024;
-/// The beginning of the action; the grammar looks for it.
+/// Start of the action. Parsers of the grammar search for this text.
 const ACTION: &str = "Recommended Action=";
 
-/// Sizes of a message.
+/// Size limits of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     message: usize,
     compacted: usize,
 }
 
-/// Sizes that cannot be used.
+/// Error for unusable size limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitsError {
-    /// The message is too short.
+    /// The limit of the message is too small.
     #[error("a condition's message needs {SHORTEST_MESSAGE} bytes at least, not {0}")]
     Message(usize),
-    /// The message is too long.
+    /// The limit of the message is too large.
     #[error("a condition's message may have {LONGEST_MESSAGE} bytes at most, not {0}")]
     Long(usize),
-    /// A compacted fault is too short.
+    /// The size of a compacted fault is zero.
     #[error("a compacted fault needs 1 byte at least")]
     Compacted,
 }
 
-/// The words for the faults of one event.
+/// Text of the faults of one event.
 struct Piece {
     identity: String,
     diagnostic: String,
@@ -62,9 +62,9 @@ struct Part<'a> {
 // === impl Limits ===
 
 impl Limits {
-    /// Returns limits of `message` bytes in all, and of `compacted` bytes before the action of a
-    /// fault where that is too little. NVSentinel's `MaxNodeConditionMessageLength` and
-    /// `CompactedHealthEventMsgLen`.
+    /// Creates limits of `message` bytes for a message, and of `compacted` bytes for the text
+    /// before the action of each fault if the message would be too long. NVSentinel's
+    /// `MaxNodeConditionMessageLength` and `CompactedHealthEventMsgLen`.
     pub fn new(message: usize, compacted: usize) -> Result<Self, LimitsError> {
         if message < SHORTEST_MESSAGE {
             return Err(LimitsError::Message(message));
@@ -78,19 +78,19 @@ impl Limits {
         Ok(Self { message, compacted })
     }
 
-    /// Returns the most bytes of a message.
+    /// Returns the limit of a message, in bytes.
     pub fn message_bytes(&self) -> usize {
         self.message
     }
 
-    /// Returns the bytes to which the text before the action of a fault is compacted.
+    /// Returns the limit of a compacted fault's text before the action, in bytes.
     pub fn compacted_bytes(&self) -> usize {
         self.compacted
     }
 }
 
 impl Default for Limits {
-    /// Returns the limits of NVSentinel.
+    /// Returns the default limits of NVSentinel.
     fn default() -> Self {
         Self {
             message: 1024,
@@ -99,7 +99,7 @@ impl Default for Limits {
     }
 }
 
-/// Returns the message for these open faults of one check.
+/// Returns the message for the open faults of one check.
 pub(super) fn render(faults: &[&Fault], limits: &Limits) -> String {
     let pieces = pieces(faults);
     let whole: Vec<String> = pieces.iter().map(Piece::whole).collect();
@@ -113,7 +113,7 @@ pub(super) fn render(faults: &[&Fault], limits: &Limits) -> String {
     joined(&compacted, limits.message).unwrap_or_else(|| cut(&compacted, limits.message))
 }
 
-/// Returns the worst fault for people, and how many more there are.
+/// Returns the worst fault in words, with the number of other faults.
 pub(super) fn in_words(worst: &Fault, others: usize, limits: &Limits) -> String {
     let more = if others == 0 {
         String::new()
@@ -129,7 +129,7 @@ pub(super) fn in_words(worst: &Fault, others: usize, limits: &Limits) -> String 
     format!("{}{more}", shortened(&text, room))
 }
 
-/// Returns all pieces, if they fit.
+/// Returns the joined pieces if they fit into `max` bytes.
 fn joined(pieces: &[String], max: usize) -> Option<String> {
     let bytes: usize = pieces.iter().map(|piece| piece.len() + 1).sum();
     (bytes <= max).then(|| {
@@ -139,8 +139,8 @@ fn joined(pieces: &[String], max: usize) -> Option<String> {
     })
 }
 
-/// Returns as many pieces as fit, a part of the next one, and the mark. The mark has its room in
-/// the limit.
+/// Returns as many pieces as fit, a part of the next one, and the cut mark, all within `max`
+/// bytes.
 fn cut(pieces: &[String], max: usize) -> String {
     let mut message = String::new();
     for piece in pieces {
@@ -161,7 +161,7 @@ fn cut(pieces: &[String], max: usize) -> String {
     message
 }
 
-/// Returns one piece for each event and set of codes, in the order in which the faults opened.
+/// Returns one piece for each event and set of codes, in the order of the faults' opening.
 fn pieces(faults: &[&Fault]) -> Vec<Piece> {
     let mut events: Vec<(&HealthEvent, Vec<Part<'_>>)> = Vec::new();
     for fault in faults {
@@ -224,7 +224,7 @@ impl Piece {
         };
         Self {
             identity: identity.join(" "),
-            // The grammar's own marks in the text would take the list apart.
+            // Delimiters of the grammar in the text would break the list apart.
             diagnostic: printable(&event.message)
                 .replace(';', ".")
                 .replace(ACTION, "Recommended Action:"),
@@ -241,8 +241,7 @@ impl Piece {
             .join(" ")
     }
 
-    /// Returns the piece with no more than `max` bytes before the action. The identity is never
-    /// cut.
+    /// Returns the piece with at most `max` bytes before the action. The identity is never cut.
     fn compacted(&self, max: usize) -> String {
         let before = match (self.identity.is_empty(), self.diagnostic.is_empty()) {
             (_, true) => self.identity.clone(),
@@ -264,8 +263,8 @@ impl Piece {
     }
 }
 
-/// Returns the entities of an event that are about these subjects, in the event's own form and
-/// order: what is broken no more is not named.
+/// Returns the entities of an event that name these subjects, in the event's own form and
+/// order. Entities that have recovered are left out.
 fn entities(event: &HealthEvent, subjects: &[&Subject]) -> Vec<Entity> {
     let concerns = |entity: &&Entity| subjects.iter().any(|subject| subject.concerns(entity));
     let found: Vec<Entity> = event
@@ -275,13 +274,14 @@ fn entities(event: &HealthEvent, subjects: &[&Subject]) -> Vec<Entity> {
         .cloned()
         .collect();
     if found.is_empty() {
-        // The event that stands for the fault names it otherwise than the one that opened it.
+        // The newest event of the fault names the subject differently than the one that opened
+        // it.
         return subjects.iter().flat_map(|one| one.entities()).collect();
     }
     found
 }
 
-/// Returns a code or entity as one word of the grammar.
+/// Returns a code or entity as a single token of the grammar.
 fn token(text: &str) -> String {
     let word = |c: char| match c {
         ';' => '.',
@@ -291,13 +291,13 @@ fn token(text: &str) -> String {
     text.chars().map(word).collect()
 }
 
-/// Returns one line without control characters.
+/// Returns the text as one line without control characters.
 fn printable(text: &str) -> String {
     let line = |c: char| if c.is_control() { ' ' } else { c };
     text.trim().chars().map(line).collect()
 }
 
-/// Returns the text, or as much of it as fits with the mark of a cut.
+/// Returns the text, cut to `max` bytes including the cut mark.
 fn shortened(text: &str, max: usize) -> String {
     if text.len() <= max {
         return text.to_owned();

@@ -1,5 +1,5 @@
-//! Faults that are not fatal, as Kubernetes Events tell of them: one for each event that
-//! opened one, with how often it was reported.
+//! Kubernetes Events for faults that are not fatal: one Event for each health event that opened
+//! such faults, with the number of reports.
 
 use contract::keys;
 use jiff::Timestamp;
@@ -9,33 +9,33 @@ use super::message;
 use crate::fault::Fault;
 use crate::reporter::Authority;
 
-/// Most occurrences of one node: the newest.
+/// Most occurrences of one node. Older ones are dropped.
 pub const MAX_OCCURRENCES: usize = 64;
-/// Most of these that users have reported.
+/// Most occurrences of one node that users reported.
 const MAX_OF_USERS: usize = MAX_OCCURRENCES / 2;
 
-/// The content of a Kubernetes Event.
+/// Content of a Kubernetes Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Occurrence {
-    /// Its identity while it lasts: the id of the health event that opened it.
+    /// Id of the health event that opened the faults; identifies the Event while they are open.
     pub key: String,
-    /// Monitor that reported it.
+    /// Monitor that reported the faults.
     pub agent: String,
-    /// Check that found it.
+    /// Check that found the faults.
     pub check: String,
-    /// The fault, in the grammar of a condition's message.
+    /// Faults in the grammar of a condition's message.
     pub message: String,
-    /// The number of reports.
+    /// Number of reports of the faults.
     pub count: u64,
-    /// The time of the first observation.
+    /// Time of the first observation.
     pub first_seen: Timestamp,
-    /// The time of the last observation.
+    /// Time of the last observation.
     pub last_seen: Timestamp,
-    /// The time at which the newest report was accepted.
+    /// Time when the newest report was accepted.
     pub accepted_at: Timestamp,
 }
 
-/// Returns the occurrences of these open faults, newest first.
+/// Returns the occurrences of the open faults, newest first.
 pub fn occurrences(faults: &[Fault], limits: &Limits) -> Vec<Occurrence> {
     let mut groups: Vec<(&str, Vec<&Fault>)> = Vec::new();
     for fault in faults.iter().filter(|fault| !fault.event.is_fatal) {
@@ -70,12 +70,13 @@ pub fn occurrences(faults: &[Fault], limits: &Limits) -> Vec<Occurrence> {
     groups.into_iter().filter_map(occurrence).collect()
 }
 
-/// Returns whether the faults of the occurrence `key` are open still, fatal by now or not.
+/// Returns whether faults of the occurrence `key` are still open, even if they are fatal by
+/// now.
 pub fn is_open(faults: &[Fault], key: &str) -> bool {
     faults.iter().any(|fault| fault.opened_by == key)
 }
 
-/// Returns the reason that an Event gives.
+/// Returns the `reason` of an Event or condition for a check.
 pub fn reason(check: &str, healthy: bool) -> String {
     let suffix = if healthy {
         keys::REASON_HEALTHY

@@ -1,25 +1,25 @@
-//! The rest of a node's object beside the fields of a [`NodeView`](super::NodeView), kept small:
-//! as JSON text, and apart from it what each heartbeat of the kubelet changes. So a heartbeat is
-//! told from a change without reading the text.
+//! The parts of a node's object that are not fields of a [`NodeView`](super::NodeView), stored
+//! compactly as JSON text. The heartbeat times are stored separately, so a heartbeat is
+//! distinguished from a change without parsing the text.
 
 use serde_json::Value;
 
-/// The field of a condition that each heartbeat changes.
+/// Field of a condition that every heartbeat changes.
 const HEARTBEAT: &str = "lastHeartbeatTime";
 
-/// The rest of a node's object.
+/// Remaining parts of a node's object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Rest {
-    /// The object without the below: JSON, its keys in order, without blanks.
+    /// Object without the heartbeat times: compact JSON with sorted keys.
     text: Box<str>,
-    /// `lastHeartbeatTime` of each condition, in their order; `None` where it has none.
+    /// `lastHeartbeatTime` of each condition, in their order. `None` if a condition has none.
     heartbeats: Box<[Option<Value>]>,
 }
 
 // === impl Rest ===
 
 impl Rest {
-    /// Takes out of `object` what is kept apart, and keeps all.
+    /// Moves the heartbeat times out of `object` and stores both.
     pub(super) fn of(object: &mut Value) -> Self {
         let heartbeats = conditions(object)
             .map(|condition| condition.as_object_mut()?.remove(HEARTBEAT))
@@ -30,9 +30,9 @@ impl Rest {
         }
     }
 
-    /// Returns what was kept, as it was.
+    /// Restores the whole object.
     pub(super) fn object(&self) -> Value {
-        // It was written from a value, and so it can be read.
+        // The text was serialised from a value, so it can be parsed.
         let mut object: Value = serde_json::from_str(&self.text).unwrap_or_default();
         for (condition, heartbeat) in conditions(&mut object).zip(&self.heartbeats) {
             if let (Some(condition), Some(heartbeat)) = (condition.as_object_mut(), heartbeat) {
@@ -42,7 +42,7 @@ impl Rest {
         object
     }
 
-    /// Returns whether they differ at most in when each condition was last written.
+    /// Returns whether both differ at most in their heartbeat times.
     pub(super) fn same_but_for_heartbeat(&self, other: &Self) -> bool {
         let has =
             |one: &Self| -> Vec<bool> { one.heartbeats.iter().map(Option::is_some).collect() };

@@ -1,4 +1,4 @@
-//! What rules see of a node, and changes that are put together.
+//! Tests of the object that rules see, and of merged changes.
 
 use proptest::prelude::*;
 
@@ -39,7 +39,7 @@ fn change() -> impl Strategy<Value = NodeChange> {
         )
 }
 
-/// Whatever of it is kept apart, and whatever shape it has.
+/// Holds for all parts that are stored separately, and for objects of any shape.
 #[test]
 fn rules_see_the_whole_object() {
     let ready = json!({
@@ -151,7 +151,7 @@ proptest! {
     #[test]
     fn two_changes_in_one_lead_to_the_same_node(changes in prop::collection::vec(change(), 1..6)) {
         let start = NodeView::unknown("n1");
-        // As a session makes them: what is added is not there yet.
+        // As sessions make them: an added taint is not on the node yet.
         let mut node = start.clone();
         let mut whole = NodeChange::default();
         for mut change in changes {

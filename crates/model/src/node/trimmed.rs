@@ -1,7 +1,7 @@
-//! Reading a node from text, without the parts that [`NodeView`] drops.
+//! Deserialisation of a node from text, without the parts that [`NodeView`] drops.
 //!
-//! Managed fields and the list of images are most of a node's text. They are passed over
-//! here, so that no JSON tree is built of them only to be thrown away.
+//! Managed fields and the image list make up most of a node's text. They are skipped here, so
+//! that no JSON tree is built for them.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::NodeView;
 
-/// A part of a node's object, and so which of its fields is passed over.
+/// Part of a node's object, which determines the skipped fields.
 #[derive(Clone, Copy)]
 enum Part {
     Whole,

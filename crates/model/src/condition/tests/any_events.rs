@@ -1,4 +1,4 @@
-//! Any events, written and looked at again.
+//! Properties of condition messages for arbitrary events.
 
 use super::*;
 

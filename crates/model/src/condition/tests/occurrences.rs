@@ -1,4 +1,4 @@
-//! Faults that are not fatal.
+//! Tests for faults that are not fatal.
 
 use super::*;
 
@@ -23,12 +23,12 @@ fn faults_that_are_not_fatal_are_occurrences() {
         repeat,
     ]);
     let found = occurrences(book.faults(NODE), &Limits::default());
-    let told: Vec<_> = found
+    let shown: Vec<_> = found
         .iter()
         .map(|one| (one.message.as_str(), one.count))
         .collect();
     assert_eq!(
-        told,
+        shown,
         [
             ("ErrorCode:1 GPU:0 m Recommended Action=RESTART_BM;", 2),
             (
