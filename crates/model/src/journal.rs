@@ -1,54 +1,54 @@
-//! The journal: what was decided and done about a node, kept with the events, so that
-//! `explain` can tell the whole story later.
+//! Journal entries: the decisions and actions about a node, stored with the events. `explain`
+//! reconstructs from them what happened.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// An entry about a node.
+/// Journal entry about a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
-    /// The time at which it was made.
+    /// Time of the entry.
     pub at: Timestamp,
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// Session it belongs to, if any.
+    /// Session of the entry, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
-    /// The kind.
+    /// Kind of the entry.
     pub kind: EntryKind,
-    /// The text for people, of one line.
+    /// Text for people, in one line.
     pub text: String,
-    /// The same for programs, in a shape of its kind; `null` where there is nothing more.
+    /// Details for programs, in a form that depends on the kind. `null` if there are none.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub detail: Value,
 }
 
-/// Kinds of journal entries.
+/// Kind of a journal entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EntryKind {
-    /// The rules were asked: which matched, and which did not and why.
+    /// The rules were evaluated: which ones matched, and why others did not.
     Rules,
-    /// A change of the node was decided, which is in `detail`.
+    /// A change of the node was decided; `detail` has the change.
     Decision,
-    /// A change was decided in a dry run, and not written.
+    /// A change was decided in a dry run and not written.
     DryRun,
-    /// The API server was called; `detail` has the patch.
+    /// A request was sent to the API server; `detail` has the patch.
     Call,
-    /// The API server has answered.
+    /// The API server responded.
     Answer,
-    /// A session moved on: from, to, why.
+    /// A session changed its phase: from, to, why.
     Session,
-    /// A person is asked to look.
+    /// A person is asked to look at the node.
     Attention,
 }
 
 // === impl EntryKind ===
 
 impl EntryKind {
-    /// Returns the kind's name, as serialised.
+    /// Returns the name of the kind, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rules => "rules",

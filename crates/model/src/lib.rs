@@ -1,11 +1,11 @@
-//! What decisions are about: events and the faults that they open, nodes as the API server shows
-//! them, and what gpuwarden writes on a node.
+//! The domain model that all decisions share: health events, the faults that they open, nodes
+//! as the API server shows them, and the annotations that gpuwarden writes on a node.
 //!
 //! ```text
 //! record(event) -> FaultBook   which faults are open, per node and device
 //! ```
 //!
-//! Nothing here does I/O or reads a clock: time is an argument.
+//! No module here does I/O or reads a clock: time is an argument.
 
 pub mod attempt;
 pub mod condition;

@@ -1,14 +1,14 @@
-//! The objects that a watch tells of: lists that come in parts, and changes after them.
+//! The state of a watch: lists that arrive in parts, and changes after them.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Objects by key, as a watch tells of them. What was known stays while a list comes in; what the complete list
-/// lacks is gone.
+/// Objects by key, as a watch delivers them. Known objects stay while a new list arrives; those
+/// missing from the complete list are removed.
 #[derive(Clone, Debug)]
 pub struct Listing<K, V> {
     known: BTreeMap<K, V>,
-    /// Keys that a list has brought so far; `None`: no list is coming in.
+    /// Keys of the list that is arriving. `None` between lists.
     coming: Option<BTreeSet<K>>,
     complete: bool,
 }
@@ -24,12 +24,12 @@ impl<K, V> Default for Listing<K, V> {
 }
 
 impl<K: Clone + Ord, V> Listing<K, V> {
-    /// Takes in that a list begins.
+    /// Starts a new list.
     pub fn begin(&mut self) {
         self.coming = Some(BTreeSet::new());
     }
 
-    /// Takes in that an object is there, as part of the list or since. Returns the one that was known.
+    /// Sets an object that arrived in a list or as a change. Returns the previous one.
     pub fn set(&mut self, key: K, object: V) -> Option<V> {
         if let Some(coming) = &mut self.coming {
             coming.insert(key.clone());
@@ -37,19 +37,19 @@ impl<K: Clone + Ord, V> Listing<K, V> {
         self.known.insert(key, object)
     }
 
-    /// Takes in that an object is gone. Returns it.
+    /// Removes a deleted object and returns it.
     pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
     {
-        // Of a list that is coming in, a change since is newer.
+        // A deletion is newer than the arriving list.
         if let Some(coming) = &mut self.coming {
             coming.remove(key);
         }
         self.known.remove(key)
     }
 
-    /// Takes in that the list is complete. Returns the objects that are gone.
+    /// Completes the list. Returns the objects that are gone.
     pub fn end(&mut self) -> Vec<(K, V)> {
         self.complete = true;
         let Some(coming) = self.coming.take() else {
@@ -62,12 +62,12 @@ impl<K: Clone + Ord, V> Listing<K, V> {
             .collect()
     }
 
-    /// Returns whether a list was complete once.
+    /// Returns whether at least one list has been completed.
     pub fn is_complete(&self) -> bool {
         self.complete
     }
 
-    /// Returns whether a list is coming in.
+    /// Returns whether a list is arriving.
     pub fn is_coming(&self) -> bool {
         self.coming.is_some()
     }
@@ -80,12 +80,12 @@ impl<K: Clone + Ord, V> Listing<K, V> {
         self.known.get(key)
     }
 
-    /// Returns all objects, by key.
+    /// Returns all objects with their keys, ordered by key.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.known.iter()
     }
 
-    /// Returns all objects.
+    /// Returns all objects, ordered by key.
     pub fn values(&self) -> impl Iterator<Item = &V> {
         self.known.values()
     }
@@ -118,14 +118,14 @@ mod tests {
         assert_eq!(listing.set("d", 2), None);
         assert_eq!(known(&listing), [("b", 2), ("c", 1), ("d", 2)]);
         assert!(listing.is_complete(), "it was once");
-        // One that goes while the list comes in.
+        // An object that is deleted while the list arrives.
         assert_eq!(listing.remove("d"), Some(2));
         assert_eq!(listing.end(), [("c", 1)]);
         assert_eq!(known(&listing), [("b", 2)]);
-        // The end of a list that has not begun says nothing.
+        // The end of a list that was never started has no effect.
         assert_eq!(listing.end(), []);
         assert_eq!(listing.get("b"), Some(&2));
-        // A list that is cut off and begins anew.
+        // A list that is interrupted and starts again.
         listing.begin();
         listing.set("e", 3);
         listing.begin();

@@ -1,17 +1,17 @@
-//! The mode of gpuwarden: the one word for what it may do in the cluster, in settings, decisions
-//! and what is shown.
+//! The mode of gpuwarden: what it is allowed to do in the cluster.
 
 use serde::{Deserialize, Serialize};
 
-/// The mode, which says what gpuwarden may do in the cluster. Serialised names are part of the JSON API.
+/// Operating mode. The serialised names are part of the JSON API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Watches only: records and shows, and decides nothing.
+    /// Records events and shows them, without making decisions.
     Observe,
-    /// Decides and shows what it would do, and writes nothing.
+    /// Makes decisions and shows them, without writing to the cluster.
     DryRun,
-    /// Writes in the cluster what it decides: takes nodes out of service and gives them back.
+    /// Makes decisions and writes them to the cluster: takes nodes out of service and returns
+    /// them.
     #[serde(rename = "quarantine")]
     Act,
 }
@@ -19,17 +19,17 @@ pub enum Mode {
 // === impl Mode ===
 
 impl Mode {
-    /// Returns whether anything is decided.
+    /// Returns whether decisions are made.
     pub fn decides(self) -> bool {
         self != Self::Observe
     }
 
-    /// Returns whether what is decided is written in the cluster.
+    /// Returns whether decisions are written to the cluster.
     pub fn writes(self) -> bool {
         self == Self::Act
     }
 
-    /// Returns the mode's name, as serialised.
+    /// Returns the name of the mode, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::Observe => "observe",

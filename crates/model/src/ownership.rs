@@ -1,8 +1,8 @@
-//! The session on a node, as the node itself says in its annotations.
+//! The session on a node, as recorded in the node's annotations.
 //!
-//! These are NVSentinel's, so that its tools read them, and a node that it quarantined is taken
-//! over. `gpuwarden.dev/session` adds what they do not tell: the session's id, who made it, how far
-//! it is, and the labels that it replaced.
+//! Most annotations are NVSentinel's: its tools can read them, and a node quarantined by
+//! NVSentinel can be taken over. `gpuwarden.dev/session` adds the session's id, its maker, its
+//! progress, and the labels that it replaced.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,8 @@ mod machines;
 
 pub use machines::{AFTER_BOOT, AFTER_UPGRADE, Machines, Undone};
 
-/// The annotations that tell a session on a node. A decision about a session has read all of them.
+/// Annotations that record a session on a node. A decision about a session depends on all of
+/// them.
 pub const SESSION_ANNOTATIONS: [&str; 5] = [
     keys::QUARANTINE_HEALTH_EVENT,
     keys::QUARANTINE_APPLIED_TAINTS,
@@ -30,183 +31,185 @@ pub const SESSION_ANNOTATIONS: [&str; 5] = [
     keys::QUARANTINE_CORDON_PRE_EXISTING,
     keys::SESSION,
 ];
-/// Longest reason of a [`ReleaseRequest`], in bytes: it goes into the journal.
+/// Longest reason of a [`ReleaseRequest`], in bytes: it is copied into the journal.
 pub const REASON_BYTES: usize = 1024;
-/// The form of a time in a label value, which takes no colons.
+/// Format of a time in a label's value, which cannot contain colons.
 pub const CORDON_TIME: &str = "%Y-%m-%dT%H-%M-%SZ";
 
-/// Said of a node whose session has found a cordon there.
+/// Message about a node that was already cordoned when its session began.
 pub const CORDONED_BEFORE: &str = "the node was cordoned before the session, and stays so";
 
-/// The session on a node: ours, or another gpuwarden's, and what it has done.
+/// Session on a node, made by this or another gpuwarden or by NVSentinel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ownership {
-    /// Identity of the session.
+    /// Id of the session.
     pub session_id: String,
-    /// The time at which the session began, where that is known.
+    /// Start of the session, if known.
     pub since: Option<Timestamp>,
-    /// The maker of the session, and its progress; empty of a session of NVSentinel.
+    /// Maker and progress of the session. Empty for a session of NVSentinel.
     pub mark: SessionMark,
-    /// The events for which the node is quarantined; their ids are filled in.
+    /// Events that caused the quarantine, with their ids filled in.
     pub events: Vec<HealthEvent>,
-    /// True if the session asked for a cordon.
+    /// True if the session requested a cordon.
     pub cordoned: bool,
-    /// True if the node was cordoned before, and then stays so.
+    /// True if the node was already cordoned. It then stays cordoned.
     pub cordon_pre_existing: bool,
-    /// Taints that the session asked for.
+    /// Taints that the session requested.
     pub taints: Vec<AppliedTaint>,
-    /// Labels that the session wrote, with the value that each had before; `None` of a session of
-    /// NVSentinel, of which they are not known.
+    /// Labels that the session wrote, with their previous values. `None` for a session of
+    /// NVSentinel, which does not record them.
     pub replaced_labels: Option<BTreeMap<String, Option<String>>>,
 }
 
-/// A kind of gpuwarden that makes sessions.
+/// Kind of gpuwarden that makes sessions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Maker {
-    /// A controller, which speaks for all nodes of its cluster.
+    /// A controller, responsible for all nodes of its cluster.
     Controller,
-    /// The node's own, which speaks for this node only.
+    /// The gpuwarden of the node itself, responsible for this node only.
     Node,
-    /// A kind that is not known here.
+    /// A kind unknown to this version.
     Other(String),
 }
 
-/// A taint that a session asked for.
+/// A taint that a session requested.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AppliedTaint {
-    /// The taint.
+    /// Key, value and effect of the taint.
     #[serde(flatten)]
     pub taint: Taint,
-    /// True if the node had the taint before; then the taint stays.
+    /// True if the node already had the taint. It then stays on the node.
     #[serde(default)]
     pub pre_existing: bool,
 }
 
-/// A way in which a person ends a session.
+/// Action of a person that ends a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByHand {
-    /// `kubectl uncordon`.
+    /// The node was uncordoned, as by `kubectl uncordon`.
     Uncordoned,
-    /// A taint of ours is gone.
+    /// A taint of the session was removed.
     Untainted,
-    /// The person asked for it; see [`ReleaseRequest`].
+    /// A release was requested; see [`ReleaseRequest`].
     Released,
 }
 
-/// The word of a node's session to who carries out repairs.
+/// The session's permission for the janitor: which attempt may start, and whether now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permit {
-    /// The key of the attempt ([`Attempt::key`](crate::attempt::Attempt::key)) that may be begun: the one that is
-    /// under way, unless a person has ended the session. What was made for another repairs nothing any more.
+    /// Key of the running attempt ([`Attempt::key`](crate::attempt::Attempt::key)). `None` if a
+    /// person has ended the session. A resource made for another attempt must not be started.
     pub attempt: Option<String>,
-    /// True while nothing may be begun: the node is not out of service as its session says. Whoever decides about
-    /// the session says next whether a person has ended it, or puts the node back.
+    /// True while nothing may start: the node is not out of service although the session says
+    /// so. The controller then either records that a person has ended the session, or takes the
+    /// node out of service again.
     pub waits: bool,
 }
 
-/// A request to give a quarantined node back, whatever its faults: the annotation
+/// A request to return a quarantined node to service whatever its faults: the annotation
 /// [`keys::RELEASE`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleaseRequest {
-    /// The person who asks.
+    /// Name of the person, unverified.
     #[serde(default)]
     pub by: String,
-    /// The reason, for people.
+    /// Reason for the release, for people.
     #[serde(default)]
     pub reason: String,
-    /// The time at which the person asked, by their own clock.
+    /// Time of the request on the person's own clock.
     #[serde(default)]
     pub at: Option<Timestamp>,
 }
 
-/// The annotation `gpuwarden.dev/session`.
+/// Content of the annotation `gpuwarden.dev/session`.
 #[derive(Serialize, Deserialize)]
 pub struct SessionAnnotation {
     /// Id of the session.
     pub id: String,
-    /// Time at which the session began.
+    /// Start of the session.
     pub since: Timestamp,
     /// Maker and progress of the session.
     #[serde(flatten)]
     pub mark: SessionMark,
-    /// Labels that the session replaced, with their values before; `None`: the node had no such label.
+    /// Labels that the session replaced, with their previous values. `None` if the node had no
+    /// such label.
     #[serde(default)]
     pub labels: BTreeMap<String, Option<String>>,
 }
 
-/// The part of a session's annotation that says who made the session, and how far it is.
+/// Maker and progress of a session, as part of its annotation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct SessionMark {
-    /// The maker of the session, where the annotation names one.
+    /// Maker of the session, if the annotation names one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<Maker>,
-    /// Id of the store of whoever keeps it, where a node's own gpuwarden made it.
+    /// Id of the maker's store, if a node's own gpuwarden made the session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
-    /// The time at which that store took the session over from another, if it did.
+    /// Time of the takeover of the session by `store` from another store, if there was one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub taken_over: Option<Timestamp>,
-    /// Since when it is in its phase, where that is later than its begin.
+    /// Start of the current phase, if later than the session's.
     #[serde(
         deserialize_with = "or_nothing",
         skip_serializing_if = "Option::is_none"
     )]
     pub phase_since: Option<Timestamp>,
-    /// The drain of the node, if it was begun.
+    /// Drain of the node, once it has begun.
     #[serde(
         deserialize_with = "or_nothing",
         skip_serializing_if = "Option::is_none"
     )]
     pub drain: Option<DrainMark>,
-    /// The GPUs whose pods that drain has leave, by UUID; empty: all pods.
+    /// UUIDs of the GPUs whose pods the drain removes. Empty if it removes all pods.
     #[serde(deserialize_with = "or_nothing", skip_serializing_if = "Vec::is_empty")]
     pub drain_gpus: Vec<String>,
-    /// The remediation of the node, if it was begun.
+    /// Remediation of the node, once it has begun.
     #[serde(
         deserialize_with = "or_nothing",
         skip_serializing_if = "Option::is_none"
     )]
     pub remediation: Option<RemediationMark>,
-    /// Until when the node waits to be given back, if it does.
+    /// Time when the waiting node may return to service.
     #[serde(
         deserialize_with = "or_nothing",
         skip_serializing_if = "Option::is_none"
     )]
     pub back_at: Option<Timestamp>,
-    /// The times at which the node had come back to service, of late, before the session began.
+    /// Recent returns of the node to service, before this session began.
     #[serde(deserialize_with = "or_nothing", skip_serializing_if = "Vec::is_empty")]
     pub returns: Vec<Timestamp>,
-    /// The times of machines on the node, as far as they were seen.
+    /// Recent reboots and driver upgrades of the node.
     #[serde(
         deserialize_with = "or_nothing",
         skip_serializing_if = "Machines::is_empty"
     )]
     pub machines: Machines,
-    /// What machines have undone of the session.
+    /// Changes of the session that automation has undone.
     #[serde(
         deserialize_with = "or_nothing",
         skip_serializing_if = "Undone::is_empty"
     )]
     pub undone: Undone,
-    /// What the session asked for and was never seen on the node: a change that has not arrived.
+    /// Changes that the session requested and that were never observed on the node.
     #[serde(deserialize_with = "or_nothing", skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }
 
-/// The drain of a node, as its session says.
+/// Drain of a node, as recorded in its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainMark {
-    /// The time at which it began.
+    /// Start of the drain.
     pub since: Timestamp,
-    /// The time at which all pods that were to leave had left; `None` while some are there.
+    /// Time when the last pod had left. `None` while the drain is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub done: Option<Timestamp>,
 }
 
-/// Reads what can be done without: text that does not parse costs itself, and not the rest of the
+/// Deserialises an optional part. Malformed content is dropped, rather than failing the whole
 /// annotation, without which the node would not be ours.
 fn or_nothing<'de, D: Deserializer<'de>, T: DeserializeOwned + Default>(
     from: D,
@@ -218,10 +221,10 @@ fn or_nothing<'de, D: Deserializer<'de>, T: DeserializeOwned + Default>(
 // === impl Ownership ===
 
 impl Ownership {
-    /// Returns the session on `node`; `None` where it is not quarantined.
+    /// Returns the session on `node`. `None` if the node is not quarantined.
     ///
-    /// Text that does not parse counts as present but empty: the node is ours, and what
-    /// cannot be read is not guessed.
+    /// Malformed annotations count as present but empty: the node belongs to a session, and
+    /// unreadable content is not guessed.
     pub fn read(node: &NodeView) -> Option<Self> {
         let annotation = |key: &str| node.annotations.get(key).map(|text| text.trim());
         let text = annotation(keys::QUARANTINE_HEALTH_EVENT).unwrap_or_default();
@@ -235,7 +238,7 @@ impl Ownership {
             if event.id.is_empty() {
                 event.id = event_id(event);
             }
-            // The reference does not write it, but it is the node's own annotation.
+            // NVSentinel does not write the name, but the annotation belongs to this node.
             event.node_name.clone_from(&node.name);
         }
         let is_true = |key| annotation(key) == Some(keys::TRUE);
@@ -265,17 +268,18 @@ impl Ownership {
         })
     }
 
-    /// Returns whether the session is kept by another store than `store`, and is not to be
-    /// taken over from it.
+    /// Returns whether the session belongs to another store than `store`, and must not be taken
+    /// over.
     ///
-    /// Two gpuwardens may run for one node, and if each took over what the other has made, they
-    /// would undo each other's work for ever. Whether the other one lives cannot be seen from
-    /// here: it may be in another container. But a store that was there, since `begun`, when the
-    /// other one signed the session does not stand in for it. One that was made later may: that
-    /// is what a lost store leaves behind, and the one before, should it live, does not take
-    /// back what was signed after it began. So a session changes hands at most once for each
-    /// store that is made. `our_node`: nobody else speaks for the node. A signature of the future
-    /// is of a clock that was wrong, and keeps nobody out.
+    /// Two gpuwardens may run for the same node, and if each took over the other's sessions,
+    /// they would undo each other's work for ever. Whether the other one is still running is
+    /// unknown: it may be in another container. A store that already existed (since `begun`)
+    /// when the other one signed the session therefore does not take over. A store that was
+    /// created later may, since it replaces a lost store; the earlier store, if it still
+    /// exists, does not take back what was signed after its own start. A session thus changes
+    /// hands at most once per new store. `our_node` is true if no other gpuwarden is
+    /// responsible for the node. A signature from the future was made by a wrong clock and
+    /// excludes nobody.
     pub fn kept_by_another(
         &self,
         store: &str,
@@ -295,13 +299,13 @@ impl Ownership {
         !(our_node && signed.is_some_and(|signed| signed < begun || is_future(signed, now)))
     }
 
-    /// Returns since when the session is in its phase.
+    /// Returns the start of the session's current phase.
     pub fn in_phase_since(&self, now: Timestamp) -> Option<Timestamp> {
         self.mark.phase_since.map(|at| at.min(now)).or(self.since)
     }
 
-    /// Returns the session with the time since which it is in its phase, and with the time at which the node
-    /// may come back.
+    /// Sets the start of the current phase and the time when the node may return to
+    /// service.
     #[must_use]
     pub fn in_phase(mut self, since: Timestamp, back_at: Option<Timestamp>) -> Self {
         self.mark.phase_since = (self.since != Some(since)).then_some(since);
@@ -309,23 +313,23 @@ impl Ownership {
         self
     }
 
-    /// Returns whether the node as a whole is out of service, and not only devices of it.
+    /// Returns whether the whole node is out of service, and not only some of its devices.
     pub fn takes_node_out(&self) -> bool {
         self.cordoned || !self.taints.is_empty()
     }
 
-    /// Returns whether `node` stays cordoned when it is given back.
+    /// Returns whether `node` stays cordoned after the session.
     pub fn keeps_cordon(&self, node: &NodeView) -> bool {
         self.cordoned && self.cordon_pre_existing && node.unschedulable
     }
 
-    /// Returns whether the node is out only because a sender asked for it (`force`).
+    /// Returns whether all events of the quarantine were forced by their senders (`force`).
     pub fn forced(&self) -> bool {
         let force = |event: &HealthEvent| event.quarantine_overrides.is_some_and(|o| o.force);
         !self.events.is_empty() && self.events.iter().all(force)
     }
 
-    /// Returns what the session on `node` says to who carries out repairs.
+    /// Returns what the session on `node` permits the janitor to start.
     pub fn permit(node: &NodeView) -> Permit {
         let own = Self::read(node).filter(|_| !node.annotations.contains_key(keys::RELEASE));
         let mark = own.as_ref().and_then(|own| own.mark.remediation.as_ref());
@@ -336,7 +340,7 @@ impl Ownership {
         }
     }
 
-    /// Returns why the session ends, with the news that the node stays cordoned where it does.
+    /// Returns the reason why the session ends, and that the node stays cordoned if it does.
     pub fn with_cordon_before(&self, node: &NodeView, why: &str) -> String {
         if self.keeps_cordon(node) {
             format!("{why}; {CORDONED_BEFORE}")
@@ -345,7 +349,7 @@ impl Ownership {
         }
     }
 
-    /// Returns whether the session has put `taint` on the node.
+    /// Returns whether the session added `taint` to the node.
     pub fn added(&self, taint: &Taint) -> bool {
         self.taints
             .iter()
@@ -356,21 +360,22 @@ impl Ownership {
 // === impl SessionMark ===
 
 impl SessionMark {
-    /// Returns its drain, where that has the pods of all of `gpus` leave; none named: all pods.
+    /// Returns the drain, if it covers all of `gpus`. An empty list stands for all pods.
     pub fn drain_of(&self, gpus: &[String]) -> Option<DrainMark> {
         let all = self.drain_gpus.is_empty();
         let these = !gpus.is_empty() && gpus.iter().all(|gpu| self.drain_gpus.contains(gpu));
         self.drain.filter(|_| all || these)
     }
 
-    /// Returns since when its drain or remediation is as it is; `None` where none was begun.
+    /// Returns the start of the current state of the drain or remediation. `None` if neither
+    /// has begun.
     pub fn stands_since(&self) -> Option<Timestamp> {
         let remediation = self.remediation.as_ref();
         let drain = || self.drain.map(DrainMark::stands_since);
         remediation.and_then(RemediationMark::since).or_else(drain)
     }
 
-    /// Returns the value of [`keys::STATE_LABEL`] of a node in quarantine that is so far.
+    /// Returns the value of [`keys::STATE_LABEL`] for a quarantined node.
     pub fn state(&self) -> &'static str {
         state_label(self.drain, self.remediation.as_ref())
     }
@@ -379,13 +384,13 @@ impl SessionMark {
 // === impl DrainMark ===
 
 impl DrainMark {
-    /// Returns since when it is as it is.
+    /// Returns the start of the drain's current state.
     fn stands_since(self) -> Timestamp {
         self.done.unwrap_or(self.since)
     }
 }
 
-/// Returns the value of [`keys::STATE_LABEL`] of a node in quarantine that is so far.
+/// Returns the value of [`keys::STATE_LABEL`] for a quarantined node with this progress.
 pub fn state_label(
     drain: Option<DrainMark>,
     remediation: Option<&RemediationMark>,
@@ -423,15 +428,15 @@ impl From<Maker> for String {
 // === impl ReleaseRequest ===
 
 impl ReleaseRequest {
-    /// Returns up to when the reports of faults are dismissed: as far as the person can have seen
-    /// them. Where their clock is ahead of ours, later ones count.
+    /// Returns the time of the latest report that the person can have known about. Later ones
+    /// count, even if the person's clock runs ahead.
     pub fn dismisses_until(&self, newest_listed: Option<Timestamp>, now: Timestamp) -> Timestamp {
         let asked = self.at.map_or(now, |at| at.min(now));
         newest_listed.map_or(asked, |newest| newest.max(asked))
     }
 
-    /// Returns the request that stands on `node`. Text that is no JSON is somebody's reason: they
-    /// wrote it by hand.
+    /// Returns the request on `node`. Text that is not JSON was written by hand and counts as
+    /// the reason.
     pub fn read(node: &NodeView) -> Option<Self> {
         let text = node.annotations.get(keys::RELEASE)?.trim();
         let mut request: Self = serde_json::from_str(text).unwrap_or_else(|_| Self {
@@ -449,12 +454,12 @@ impl ReleaseRequest {
     }
 }
 
-/// Returns when a person last ended a session of this node, from its annotation.
+/// Returns the time when a person last ended a session of the node, from its annotation.
 pub fn released_at(node: &NodeView) -> Option<Timestamp> {
     node.annotations.get(keys::RELEASED_AT)?.trim().parse().ok()
 }
 
-/// Returns the time in NVSentinel's label of when it cordoned, which may have any prefix.
+/// Returns the time in NVSentinel's cordon label, whose key may have any prefix.
 fn cordon_timestamp(node: &NodeView) -> Option<Timestamp> {
     let (_, text) = (node.labels.iter()).find(|(key, _)| key.ends_with(keys::CORDON_TIMESTAMP))?;
     let time = jiff::civil::DateTime::strptime(CORDON_TIME, text).ok()?;
@@ -525,7 +530,7 @@ mod tests {
     #[test]
     fn a_session_is_taken_over_from_a_store_only_by_one_that_was_made_later() {
         let mut node = NodeView::unknown("n1");
-        // Since 70 of the store a; from 90 on of the store b.
+        // Store a holds the session since second 70, store b since second 90.
         let made = r#"{"id":"s","since":"1970-01-01T00:01:10Z","by":"node","store":"a"}"#;
         let taken = r#"{"id":"s","since":"1970-01-01T00:01:10Z","by":"node","store":"b",
             "takenOver":"1970-01-01T00:01:30Z"}"#;

@@ -1,4 +1,4 @@
-//! The position of an event in the feed of its store.
+//! Position of an event in the feed of its store.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A place in the feed of a store.
+/// A position in the feed of a store.
 ///
-/// It only grows: what is accepted later stands behind what was accepted before. Nothing else
-/// follows from it. A feed may begin anywhere and has gaps, so the difference of two positions is
-/// no number of events, and the one after a position need not be there.
+/// Positions grow in the order of acceptance, and have no other meaning. A feed may start
+/// anywhere and has gaps, so the difference of two positions is not a number of events, and the
+/// next number need not exist.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -20,26 +20,26 @@ pub struct Position(u64);
 // === impl Position ===
 
 impl Position {
-    /// The place before every event.
+    /// Position before every event.
     pub const START: Self = Self(0);
-    /// The place behind every event.
+    /// Position after every event.
     pub const END: Self = Self(u64::MAX);
 
-    /// Returns the place right before this position: whoever reads on from there begins with the
-    /// event that stands here.
+    /// Returns the position right before this one. A reader that continues from there starts
+    /// with the event at this position.
     #[must_use]
     pub fn before(self) -> Self {
         Self(self.0.saturating_sub(1))
     }
 
-    /// Returns the number that a backend has given this position.
+    /// Returns the number that the backend assigned to this position.
     pub fn number(self) -> u64 {
         self.0
     }
 }
 
 impl From<u64> for Position {
-    /// Returns the position of an event to which a backend gives this number, from 1 on.
+    /// Creates the position from the number that a backend assigned. Numbers start at 1.
     fn from(number: u64) -> Self {
         Self(number)
     }

@@ -1,58 +1,60 @@
-//! The reporter of an event, as the connector that took it has seen it.
+//! The reporter of an event, as determined by the connector that received it.
 //!
-//! A message may say anything of its sender; the connector knows better. It notes the
-//! reporter in the event's metadata, where nobody else can write: keys under `gpuwarden.dev/`
-//! that a sender has chosen are taken off first. What the reporter may close follows from its
-//! [`Authority`].
+//! Whatever a message claims about its sender, the connector records the actual reporter in the
+//! event's metadata. Senders cannot write there: the connector first removes their keys under
+//! `gpuwarden.dev/`. The reporter's [`Authority`] decides what it may close.
 
 use std::fmt;
 
 use contract::{HealthEvent, keys};
 use serde::{Deserialize, Serialize};
 
-/// The agent of what gpuwarden itself says of a node, such as that it is to be validated.
+/// Agent of events that gpuwarden reports about a node itself, such as a request to validate
+/// it.
 pub const OWN_AGENT: &str = "gpuwarden";
 
-/// The reporter of an event.
+/// Reporter of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reporter {
-    /// A monitor in one of our own processes.
+    /// A monitor in one of gpuwarden's own processes.
     Monitor,
     /// A process on the event's machine that runs as root or as our own user, in our own pid
-    /// and user namespaces: who administers the machine.
+    /// and user namespaces: an administrator of the machine.
     Operator(Process),
-    /// Another process on the event's machine. Root of a container is one of these.
+    /// Another process on the event's machine, including root in a container.
     User(Process),
-    /// A pod on the event's machine, by its namespace and name, whose word a central monitor brings.
+    /// A pod on the event's machine, as `namespace/name`, whose event was forwarded by a
+    /// central monitor.
     Pod(String),
-    /// The agent of the event's node, over the network, which does not say who told it.
+    /// The agent of the event's node, over the network. The original reporter is not known.
     Node,
-    /// A monitor that watches nodes from elsewhere, by the name that it has proven.
+    /// A monitor that watches nodes from elsewhere, by its authenticated name.
     Central(String),
 }
 
 /// A process on the event's machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its effective user id.
+    /// Effective user id of the process.
     pub uid: u32,
-    /// Its process id; `None`: it is not visible from where we are.
+    /// Process id. `None` if the process is not visible in our pid namespace.
     pub pid: Option<i32>,
 }
 
-/// The weight of a reporter's word. A report closes only what its own authority or a lower one
-/// has opened, and what two authorities report is two faults.
+/// Authority of a reporter. A report closes only faults that its own authority or a lower one
+/// opened, and reports of two authorities are two faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Authority {
-    /// Any user of the machine. All of them are one: the passing check of the next pod closes
-    /// what the check of an earlier one has opened.
+    /// Any user of the machine. Users are not distinguished: a passing check in the next pod
+    /// closes what the check in an earlier pod opened.
     User,
-    /// Those who administer the machine or the cluster, and our own monitors.
+    /// Administrators of the machine or the cluster, and our own monitors.
     Trusted,
 }
 
-/// Returns whether an event is gpuwarden's own word about a node. What it opens nobody else closes.
+/// Returns whether gpuwarden itself reported the event. Only gpuwarden closes the faults that
+/// such an event opens.
 pub fn is_own_word(event: &HealthEvent) -> bool {
     event.agent == OWN_AGENT && Reporter::of(event) == Some(Reporter::Monitor)
 }
@@ -60,21 +62,20 @@ pub fn is_own_word(event: &HealthEvent) -> bool {
 // === impl Reporter ===
 
 impl Reporter {
-    /// Returns the reporter that is noted in an event; `None`: the note is missing, or is not
-    /// one of ours.
+    /// Returns the reporter recorded in an event. `None` if the record is missing or malformed.
     pub fn of(event: &HealthEvent) -> Option<Self> {
         Self::parse(event.metadata.get(keys::META_REPORTED_BY)?)
     }
 
-    /// Notes the reporter in an event.
+    /// Records the reporter in an event.
     pub fn note_in(&self, event: &mut HealthEvent) {
         event
             .metadata
             .insert(keys::META_REPORTED_BY.to_owned(), self.mark());
     }
 
-    /// Returns the reporter without what differs when it reports the same thing again: a
-    /// check that is started once more has another pid.
+    /// Returns the reporter without the pid, which differs when a restarted check reports the
+    /// same thing again.
     #[must_use]
     pub fn without_pid(self) -> Self {
         let lasting = |process: Process| Process {
@@ -88,7 +89,7 @@ impl Reporter {
         }
     }
 
-    /// Returns what the reporter's word weighs.
+    /// Returns the authority of the reporter.
     pub fn authority(&self) -> Authority {
         match self {
             Self::User(_) | Self::Pod(_) => Authority::User,
@@ -122,7 +123,7 @@ impl Reporter {
     }
 }
 
-/// For people: `process 7 of user 1000`.
+/// Formats the reporter for people: `process 7 of user 1000`.
 impl fmt::Display for Reporter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -167,8 +168,8 @@ impl fmt::Display for Process {
 // === impl Authority ===
 
 impl Authority {
-    /// Returns the authority behind an event. Where nobody has noted a reporter, as in events
-    /// of another system that are replayed, it is the lowest.
+    /// Returns the authority behind an event. Events without a recorded reporter, as in a
+    /// replay from another system, have the lowest one.
     pub fn of(event: &HealthEvent) -> Self {
         Reporter::of(event).map_or(Self::User, |reporter| reporter.authority())
     }

@@ -1,39 +1,41 @@
-//! What the status of a custom resource says of a repair.
+//! Results of custom resources, read from their status.
 //!
-//! The condition that its action names is true once it is done. Whoever carries it out may say more: the
-//! condition `AttemptComplete` with a reason that says whether a failure may pass; NVSentinel's janitor
-//! says `completionTime` also where its condition stays open, and has `phase: Failed` beside a true one. A
-//! Job of Kubernetes has a condition for each end, and a `ValidationRequest` has a phase and no conditions.
+//! The condition named in the action is true on success. Controllers may add more. gpuwarden's
+//! janitor sets the condition `AttemptComplete`, whose reason distinguishes transient failures.
+//! NVSentinel's janitor sets `completionTime` even if its condition stays open, and `phase:
+//! Failed` beside a condition that is true. A Kubernetes Job has one condition for success and
+//! one for failure, and a `ValidationRequest` has a phase and no conditions.
 
 use contract::keys;
 use serde_json::Value;
 
 use crate::attempt::{Outcome, ResourceKind};
 
-/// Longest text of a status that is taken over, in characters.
+/// Longest message copied from a status, in characters.
 const MAX_TEXT: usize = 300;
-/// Condition that is true once an attempt has ended; its reason says how.
+/// Condition that is true once an attempt has ended. Its reason is the result.
 pub const ATTEMPT_COMPLETE: &str = "AttemptComplete";
-/// Condition that the external system sets on an `ExternalRemediationRequest`: true once it is done, false where it
-/// puts the request aside, which is no failure.
+/// Condition of an `ExternalRemediationRequest`, set by the external system: true on
+/// completion, false if the system has put the request aside, which is not a failure.
 pub const EXTERNAL_COMPLETE: &str = "ExternalRemediationComplete";
-/// Conditions that are true before anything is done.
+/// Conditions that may be true before any work is done.
 const BEFORE: [&str; 2] = ["Ready", "ManualMode"];
 
-/// A custom resource, as far as a repair looks at it.
+/// State of a custom resource that remediates or validates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourceState {
-    /// Its uid.
+    /// `metadata.uid` of the object.
     pub uid: String,
-    /// The attempt for which we have made it; `None`: it is not ours.
+    /// Key of the attempt that the resource was created for. `None` if another program created
+    /// it.
     pub attempt: Option<String>,
-    /// True once what it asks for is being done: to delete it then undoes nothing.
+    /// True once the work has begun. Deleting the resource then undoes nothing.
     pub begun: bool,
-    /// Its end, with a reason.
+    /// Outcome, and the reason for people. `None` while the resource is in progress.
     pub end: Option<(Outcome, String)>,
 }
 
-/// A condition of a status.
+/// A condition in a status.
 struct Condition<'a> {
     kind: &'a str,
     status: &'a str,
@@ -44,7 +46,7 @@ struct Condition<'a> {
 // === impl ResourceState ===
 
 impl ResourceState {
-    /// Reads an object of a kind.
+    /// Reads the state of an object of the given kind.
     pub fn read(object: &Value, kind: &ResourceKind) -> Self {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let annotations = object.pointer("/metadata/annotations");
@@ -71,7 +73,7 @@ impl ResourceState {
     }
 }
 
-/// Returns how it has ended.
+/// Returns the outcome of a resource with these conditions.
 fn end(
     conditions: &[Condition<'_>],
     done: &str,
@@ -85,21 +87,22 @@ fn end(
             "Succeeded" => Outcome::Succeeded,
             "TransientFailure" => Outcome::FailedForNow,
             "PermanentFailure" => Outcome::Failed,
-            // Superseded, Cancelled, and words that we do not know.
+            // Superseded, Cancelled and unknown reasons.
             _ => Outcome::Unclear,
         };
         return Some((outcome, complete.text()));
     }
     let done = find(done);
-    // A failure of a GPUReset of NVSentinel, whose condition is true then.
+    // A failed GPUReset of NVSentinel has a condition that is true.
     if phase == Some("Failed") {
         let why = done.map_or_else(|| "its phase is Failed".to_owned(), Condition::text);
         return Some((failed(done), why));
     }
-    // Of a Job: its other condition.
+    // A failed Job has a second condition.
     let failed_job = find("Failed").filter(|one| one.status == "True");
     match done {
-        // Of a ValidationRequest, which has a phase and no conditions. What was left out proves nothing.
+        // A successful ValidationRequest has a phase and no conditions. One with skipped nodes
+        // or tests proves nothing.
         None if phase == Some("Succeeded") && conditions.is_empty() => Some(if leaves_out {
             let why = "it has left out nodes or tests, see status.skipped";
             (Outcome::Unclear, why.to_owned())
@@ -110,17 +113,20 @@ fn end(
         _ if failed_job.is_some() => failed_job.map(|one| (Outcome::Failed, one.text())),
         Some(one) if one.kind == EXTERNAL_COMPLETE => None,
         Some(one) if one.status == "False" => Some((failed(done), one.text())),
-        // The signal was not sent: the condition is never set.
+        // The signal was not sent, so the condition is never set.
         _ if completed => {
             let refused = conditions.iter().find(|one| one.status == "False");
-            let why = refused.map_or_else(|| "it has ended undone".to_owned(), Condition::text);
+            let why = refused.map_or_else(
+                || "it ended without being carried out".to_owned(),
+                Condition::text,
+            );
             Some((failed(refused), why))
         }
         _ => None,
     }
 }
 
-/// Returns the outcome of a failure: what took too long may have been done all the same.
+/// Returns the outcome of a failure. An action that timed out may still have been carried out.
 fn failed(condition: Option<&Condition<'_>>) -> Outcome {
     let late = condition.is_some_and(|one| one.reason.contains("Timeout"));
     if late {
@@ -143,7 +149,7 @@ impl<'a> Condition<'a> {
         }
     }
 
-    /// Returns it for people.
+    /// Returns the condition for people.
     fn text(&self) -> String {
         let text = match (self.reason, self.message) {
             (reason, "") => format!("{} is {} ({reason})", self.kind, self.status),

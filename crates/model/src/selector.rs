@@ -1,42 +1,44 @@
-//! Selectors of labels in the text form of Kubernetes: `app in (a, b), tier=web, !canary`.
+//! Label selectors in the text form of Kubernetes: `app in (a, b), tier=web, !canary`.
+//! `kube_core::Selector` is no alternative: it has no parser, no `>` and `<`, and no
+//! validation.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use contract::names;
 
-/// Longest selector, in bytes: more than any that a person writes.
+/// Longest selector, in bytes: more than a person would write.
 pub const MAX_SELECTOR_BYTES: usize = 16 * 1024;
 
-/// A selector of labels: all its requirements hold together.
+/// A label selector. It matches if all its requirements do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelSelector(Vec<Requirement>);
 
-/// A requirement on the label of one key.
+/// A requirement on the label with this key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Requirement {
     key: String,
     test: Test,
 }
 
-/// What is asked of a label.
+/// Condition on the value of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Test {
-    /// It is there.
+    /// The label exists, with any value.
     There,
-    /// It is not there.
+    /// The label does not exist.
     Absent,
-    /// It is there with one of these values.
+    /// The label exists and has one of these values.
     In(Vec<String>),
-    /// It is not there, or with another value.
+    /// The label does not exist, or has none of these values.
     NotIn(Vec<String>),
-    /// It is there and a greater number.
+    /// The label's value is a number greater than this.
     Above(i64),
-    /// It is there and a smaller number.
+    /// The label's value is a number less than this.
     Below(i64),
 }
 
-/// What is wrong with a selector.
+/// Error of a selector that does not parse, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SelectorError(String);
@@ -44,12 +46,12 @@ pub struct SelectorError(String);
 // === impl LabelSelector ===
 
 impl LabelSelector {
-    /// Returns whether it selects an object with these labels.
+    /// Returns whether an object with these labels is selected.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.0.iter().all(|one| one.matches(labels))
     }
 
-    /// Returns the selector of what has all these labels, which are one at least.
+    /// Creates a selector of objects with all these labels. Fails if there are none.
     pub fn of_labels(labels: &BTreeMap<String, String>) -> Result<Self, SelectorError> {
         let requirement = |(key, value): (&String, &String)| {
             let checked = names::label_key(key).and_then(|()| names::label_value(value));
@@ -71,7 +73,7 @@ impl LabelSelector {
 impl FromStr for LabelSelector {
     type Err = SelectorError;
 
-    /// Reads a selector, which has one requirement at least.
+    /// Parses a selector with at least one requirement.
     fn from_str(text: &str) -> Result<Self, SelectorError> {
         if text.len() > MAX_SELECTOR_BYTES {
             let found = text.len();
@@ -80,7 +82,7 @@ impl FromStr for LabelSelector {
             )));
         }
         let mut requirements = Vec::new();
-        // A comma within parentheses is between values.
+        // A comma within parentheses separates values.
         let mut within = false;
         for part in text.split(|letter| {
             within = within && letter != ')' || letter == '(';
@@ -130,7 +132,7 @@ fn requirement(text: &str) -> Result<Requirement, SelectorError> {
         match word {
             "in" => (name, Test::In(values)),
             "notin" => (name, Test::NotIn(values)),
-            _ => return Err(wrong("before the parenthesis stands in or notin")),
+            _ => return Err(wrong("expected in or notin before the parenthesis")),
         }
     } else if let Some((name, value)) = text.split_once("!=") {
         (name, Test::NotIn(vec![value.trim().to_owned()]))
@@ -139,7 +141,7 @@ fn requirement(text: &str) -> Result<Requirement, SelectorError> {
         (name, Test::In(vec![value.trim().to_owned()]))
     } else if let Some((name, limit)) = text.split_once(['>', '<']) {
         let limit = limit.trim().parse();
-        let limit = limit.map_err(|_| wrong("behind > and < stands a whole number"))?;
+        let limit = limit.map_err(|_| wrong("expected a whole number after > or <"))?;
         let above = text.contains('>');
         (
             name,

@@ -1,9 +1,9 @@
-//! Words of commands that are printed for people to paste.
+//! Shell quoting for commands that are printed for people to paste.
 
-/// Returns a text as one word for a shell: as it is where it needs no quotes.
+/// Returns the text as one shell word, quoted only if necessary.
 pub fn word(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
-    // One that begins so is a program's path to zsh.
+    // In zsh, a leading `=` expands to the path of a program.
     if !text.is_empty() && !text.starts_with('=') && text.chars().all(plain) {
         text.to_owned()
     } else {

@@ -1,8 +1,8 @@
-//! Arithmetic with times that cannot fail.
+//! Arithmetic with timestamps that saturates.
 
 use jiff::{SignedDuration, Timestamp};
 
-/// Returns `at` plus `by`, or the last time that there is.
+/// Returns `at + by`, or the maximum timestamp.
 pub fn later(at: Timestamp, by: SignedDuration) -> Timestamp {
     at.checked_add(by).unwrap_or(Timestamp::MAX)
 }

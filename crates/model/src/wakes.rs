@@ -1,14 +1,15 @@
-//! The times at which nodes are looked at again even if nothing happens.
+//! Timers of nodes, which are evaluated again at a set time even without an event.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-/// Least by which the wall clock has to be put back to end all waits, which are by it.
+/// Smallest step back of the wall clock that resets all waits.
 pub const CLOCK_SLACK: SignedDuration = SignedDuration::from_secs(1);
 
-/// The next time of each node, one at most. Asked on every turn of the loop, also while a thousand
-/// nodes wait for their answers, so the next one is found without looking at all.
+/// Next wake-up time of each node, at most one per node. Ordered, so that every iteration of
+/// the main loop finds the next one in constant time, even while a thousand nodes wait for
+/// responses.
 #[derive(Debug, Default)]
 pub struct Wakes {
     of_node: BTreeMap<String, Timestamp>,
@@ -16,7 +17,7 @@ pub struct Wakes {
 }
 
 impl Wakes {
-    /// Wakes `node` at `at`, and at no other time; `None`: not at all.
+    /// Sets the only wake-up time of `node`. `None` removes it.
     pub fn set(&mut self, node: &str, at: Option<Timestamp>) {
         if self.of_node.get(node).copied() == at {
             return;
@@ -30,12 +31,12 @@ impl Wakes {
         }
     }
 
-    /// Returns when the next node is due.
+    /// Returns the next wake-up time.
     pub fn next(&self) -> Option<Timestamp> {
         self.order.first().map(|(at, _)| *at)
     }
 
-    /// Takes the nodes that are due out. Whoever looks at one sets its next time.
+    /// Removes and returns the nodes that are due. The caller sets their next times.
     pub fn take_due(&mut self, now: Timestamp) -> Vec<String> {
         let mut due = Vec::new();
         while self.next().is_some_and(|at| at <= now)

@@ -1,5 +1,6 @@
-//! The times of machines that undo a session, and what they have undone, as the node says them. `session/uncordon.rs`
-//! judges by it whose an uncordon was.
+//! Periods when automation, such as a GPU operator, uncordons nodes, and the changes it has
+//! undone, as recorded on the node. `fleet/session/uncordon.rs` uses them to decide whether a
+//! person or a program has uncordoned a node.
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
@@ -7,39 +8,41 @@ use serde::{Deserialize, Serialize};
 
 use crate::node::NodeView;
 
-/// Time after a boot in which an uncordon is a machine's: a driver is loaded by then, and the node
-/// uncordoned that it was loaded on.
+/// Time after a boot during which an uncordon is attributed to automation: it loads the driver
+/// and uncordons the node within that time.
 pub const AFTER_BOOT: SignedDuration = SignedDuration::from_mins(10);
-/// Time after the upgrade of a driver in which an uncordon is a machine's still: the node is uncordoned just before
-/// its label says that the upgrade is over, and both may be seen at once.
+/// Time after a driver upgrade during which an uncordon is still attributed to automation: the
+/// node is uncordoned just before its label reports the end of the upgrade, and both may be
+/// observed at once.
 pub const AFTER_UPGRADE: SignedDuration = SignedDuration::from_mins(1);
 
-/// The times of machines on a node, as far as they were seen.
+/// Recent reboots and driver upgrades of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Machines {
-    /// The id of the boot; empty where it is not known.
+    /// Id of the current boot. Empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub boot: String,
-    /// The time at which that was first seen in the place of another; `None`: it was not.
+    /// Time when the current boot was first observed. `None` if no other boot was observed
+    /// before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub booted: Option<Timestamp>,
     /// True while the driver is upgraded.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub upgrading: bool,
-    /// The time at which an upgrade was last seen to be over.
+    /// Time when the end of an upgrade was last observed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgraded: Option<Timestamp>,
 }
 
-/// What machines have undone of a session.
+/// Changes of a session that automation has undone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Undone {
-    /// The times at which it was put back, of late.
+    /// Recent times when a session restored its changes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub put_back: Vec<Timestamp>,
-    /// Since when it is gone; `None`: it is not.
+    /// Time when the changes were found undone. `None` while they are in effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
 }
@@ -56,7 +59,7 @@ impl Machines {
 // === impl Undone ===
 
 impl Undone {
-    /// Returns whether nothing is remembered.
+    /// Returns whether nothing is recorded.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -65,7 +68,7 @@ impl Undone {
 // === impl Machines ===
 
 impl Machines {
-    /// Records a boot and the progress of a driver upgrade, as `node` shows them at `now`.
+    /// Records a boot and the progress of a driver upgrade, as observed on `node` at `now`.
     pub fn take_in(&mut self, node: &NodeView, now: Timestamp) {
         let boot = &node.machine.boot_id;
         if !boot.is_empty() && self.boot != *boot {
@@ -81,14 +84,15 @@ impl Machines {
         self.upgrading = upgrading;
     }
 
-    /// Takes in that the clock was put back to `now`.
+    /// Limits all times to `now`, after the clock was set back.
     pub fn clock_put_back(&mut self, now: Timestamp) {
         for at in [&mut self.booted, &mut self.upgraded] {
             *at = at.map(|at| at.min(now));
         }
     }
 
-    /// Returns which time of machines it is on `node`, for people; `None`: none.
+    /// Returns which automation may have uncordoned `node`, as a clause for people. `None` if
+    /// none was active.
     pub fn at_work(&self, node: &NodeView, now: Timestamp) -> Option<String> {
         let within =
             |at: Option<Timestamp>, time| at.is_some_and(|at| now.duration_since(at) < time);
@@ -106,7 +110,7 @@ impl Machines {
     }
 }
 
-/// Returns how far an upgrade of the driver is that is under way.
+/// Returns the state of a running driver upgrade.
 fn upgrade_of(node: &NodeView) -> Option<&str> {
     let state = node.labels.get(keys::DRIVER_UPGRADE_STATE)?.as_str();
     (!keys::DRIVER_UPGRADE_ENDED.contains(&state)).then_some(state)
