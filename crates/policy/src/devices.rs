@@ -1,25 +1,25 @@
-//! The effects of device taints that a policy asks for.
+//! Device taints requested by a policy.
 
 use std::collections::BTreeMap;
 
 use model::device::{Dimension, TaintEffect};
 
-/// The effects of device taints by what they are about, for faults that a rule set asks to act on.
-/// Other faults only inform.
+/// Effects of device taints by dimension. They apply to faults that match a rule set; other
+/// faults get the effect `None`, which is informational.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceTaints {
-    /// The effects that the file names.
+    /// Effects set in the file.
     pub effects: BTreeMap<Dimension, TaintEffect>,
 }
 
 // === impl DeviceTaints ===
 
 impl DeviceTaints {
-    /// Returns the effect of a fault of this dimension.
+    /// Returns the effect of a fault in this dimension.
     ///
-    /// What is not named informs, for many such faults pass by themselves; but a GPU that is gone
-    /// is given to nobody. That its pods are deleted has to be asked for: no disruption budget
-    /// holds it up.
+    /// The default is informational, since many such faults pass by themselves. A GPU that is
+    /// lost is not allocated. Deleting its pods has to be configured explicitly: no disruption
+    /// budget delays it.
     pub fn effect(&self, dimension: Dimension) -> TaintEffect {
         let named = self.effects.get(&dimension).copied();
         named.unwrap_or(match dimension {

@@ -1,8 +1,8 @@
-//! The policy: rule sets that say for which faults a node is taken out of service.
+//! The policy: rule sets that decide which faults take a node out of service.
 //!
-//! The file format and the environment of the expressions are NVSentinel's
-//! (`fault-quarantine` TOML, CEL over `event` and `node`), checked much harder when it
-//! is loaded: a typo is an error with file and line, not a rule that never matches.
+//! The file format and the environment of expressions are those of NVSentinel
+//! (`fault-quarantine` TOML, CEL over `event` and `node`). Loading is much stricter: a typo is
+//! an error with file and line, not a rule that never matches.
 
 pub mod assess;
 mod devices;
@@ -27,106 +27,109 @@ pub use route::{ALL_STAGES, Route, RouteDrain, Routed};
 #[cfg(test)]
 pub(crate) use rule::counts;
 pub use rule::{
-    Compared, CompileError, CountExpression, Criterion, EventVariable, How, MAX_COST, MAX_DEPTH,
-    MAX_EXPRESSION_BYTES, MAX_LOOPS, MAX_NODE_BYTES, MAX_NODE_ITEMS, NodeVariable, Rule, RuleKind,
+    Comparison, ComparisonKind, CompileError, CountExpression, Criterion, EventVariable, MAX_COST,
+    MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS, MAX_NODE_BYTES, MAX_NODE_ITEMS, NodeVariable, Rule,
+    RuleKind,
 };
 pub use uncordon::Uncordon;
 
 use model::node::{NodeView, Taint};
 
-/// Characters of an expression that a sentence shows; the rest is in the file. The longest
-/// of the rules that NVSentinel ships has about 270.
+/// Longest expression shown within a sentence, in characters; longer ones are cut. The longest
+/// rule that NVSentinel ships has about 270.
 const SHOWN_EXPRESSION: usize = 300;
 
 /// A policy: rule sets, and the settings that belong to them.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
-    /// The place that it was read from, for people.
+    /// Origin of the policy for people, such as its file.
     pub source: String,
-    /// Prefix of the cordon labels, put before them as it is.
+    /// Prefix of the cordon labels, including its separator.
     pub label_prefix: String,
-    /// Rule sets in the order of the file; those that are switched off are left out.
+    /// Enabled rule sets, in the order of the file.
     pub rule_sets: Vec<RuleSet>,
-    /// The stages that a node gets, by the events for which it is out; of those that fit one, the first
-    /// counts.
+    /// Routes, which choose the stages of a node by the events that took it out of service. The
+    /// first match wins.
     pub routes: Vec<Route>,
-    /// Further rule sets that a node can name; see [`Policy::rule_sets_of`].
+    /// Alternative rule sets that a node can choose by name; see [`Policy::rule_sets_of`].
     pub policies: Vec<NamedPolicy>,
     /// True if a quarantined node also gets the taint [`keys::UNHEALTHY_TAINT`].
     pub unhealthy_taint: bool,
-    /// True if a recovery leaves the reference's `uncordon-*` labels.
+    /// True if a recovery leaves NVSentinel's `uncordon-*` labels on the node.
     pub uncordon_labels: bool,
-    /// The meaning of an uncordon that gpuwarden has not made.
+    /// Effect of an uncordon that gpuwarden did not make.
     pub uncordon: Uncordon,
-    /// The limits of nodes that are taken out of service.
+    /// Limits on nodes out of service.
     pub brake: Brake,
-    /// The effects of device taints; `None`: single devices are not tainted.
+    /// Effects of device taints. `None` if single devices are not tainted.
     pub device_taints: Option<DeviceTaints>,
-    /// The requests of the file that have no effect; to be shown where it is loaded.
+    /// Settings of the file that have no effect. Shown whenever the file is loaded.
     pub warnings: Vec<String>,
 }
 
-/// Rule sets under a name, for the nodes that name it.
+/// Rule sets with a name, for the nodes that choose it.
 #[derive(Clone, Debug)]
 pub struct NamedPolicy {
     /// Name, unique in a policy.
     pub name: String,
-    /// Its rule sets in the order of the file; they stand in the place of the policy's own.
+    /// Enabled rule sets in the order of the file. They replace the policy's own.
     pub rule_sets: Vec<RuleSet>,
 }
 
-/// A rule set: its rules, and what it asks for where they match.
+/// A rule set: its rules, and the measures taken if they match.
 #[derive(Clone, Debug)]
 pub struct RuleSet {
-    /// Name; goes into the cordon reason.
+    /// Name of the rule set. Part of the cordon reason.
     pub name: String,
-    /// The higher one decides about the effect of a taint that several rule sets ask for.
+    /// Priority among rule sets that request the same taint with different effects: the highest
+    /// wins.
     pub priority: i64,
-    /// The rules of which at least one must hold, where there are any.
+    /// Alternative rules: at least one must hold, if there are any.
     pub any: Vec<Rule>,
-    /// The rules that must all hold.
+    /// Rules that must all hold.
     pub all: Vec<Rule>,
-    /// True if one of `any` and `all` is enough where there are both, as in the reference.
+    /// True if either `any` or `all` suffices when both are present, as in NVSentinel.
     pub any_or_all: bool,
     /// Taint to put on the node.
     pub taint: Option<Taint>,
     /// True if the node is to be cordoned.
     pub cordon: bool,
-    /// Number of GPUs up to which those that are faulty are tainted, and the node stays in
-    /// service; `None`: the node is taken out for one.
+    /// Largest number of faulty GPUs that only taint their devices and leave the node in service.
+    /// `None` if a single one takes the node out.
     pub taint_devices: Option<u32>,
 }
 
-/// The answer of a rule set about one event on one node.
+/// Answer of a rule set about one event on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleSetAnswer {
     /// The rule set matches.
     Matched,
-    /// The rule set does not match, for this expression; of several of which one would have done,
-    /// all, joined by `||`.
+    /// The rule set does not match because of this expression. Alternatives are joined by `||`.
     NotMatched(String),
-    /// The rule set could not be evaluated and so does not match: the expression and why.
+    /// The rule set could not be evaluated, and so does not match: the expression and the
+    /// reason.
     Failed(String, String),
-    /// The rule set was not asked: users report more of the node than a look at it takes time for.
+    /// The rule set was not evaluated: users report more about the node than one evaluation has
+    /// time for.
     NotAsked,
 }
 
-/// The policy that holds where none is given: a fatal event, or one that asks for the node's
-/// replacement, takes the node out; a node that an operator has taken out of gpuwarden's hands by
-/// label is left alone.
+/// Policy that applies if none is configured. A fatal event, or one that asks for the node's
+/// replacement, takes the node out of service. Nodes excluded by the operator's label are left
+/// alone.
 pub const DEFAULT_POLICY: &str = include_str!("../data/default-policy.toml");
 
 // === impl Policy ===
 
 impl Policy {
-    /// Reads a policy. `source` names the file in errors.
+    /// Parses a policy. `source` names the file in errors.
     pub fn parse(text: &str, source: &str) -> Result<Self, FileError> {
         load::parse(text, source)
     }
 
     /// Returns the built-in policy, see [`DEFAULT_POLICY`].
     pub fn builtin() -> Self {
-        // The text is compiled in and a test reads it; an empty policy matches nothing.
+        // The text is compiled in and covered by a test. An empty policy matches nothing.
         Self::parse(DEFAULT_POLICY, "built-in default").unwrap_or_else(|error| Self {
             source: "built-in default".to_owned(),
             warnings: vec![format!("the built-in policy does not load: {error}")],
@@ -134,17 +137,18 @@ impl Policy {
         })
     }
 
-    /// Returns the rule sets that decide about `node`: those of the policy that it names by the
-    /// annotation [`keys::POLICY`], else the policy's own.
+    /// Returns the rule sets for `node`: those of the policy chosen by its annotation
+    /// [`keys::POLICY`], or else the policy's own.
     ///
-    /// A node can name a policy, never bring one: who may annotate a node must not thereby
-    /// write rules.
+    /// A node can choose a policy but not define one: permission to annotate a node must not
+    /// include writing rules.
     pub fn rule_sets_of(&self, node: &NodeView) -> &[RuleSet] {
         let named = chosen(node).and_then(|name| self.named(name));
         named.map_or(&self.rule_sets, |named| &named.rule_sets)
     }
 
-    /// Returns the policy that `node` names and that does not exist; the cluster's holds for it.
+    /// Returns the name chosen by `node` if no policy has it. The policy's own rule sets then
+    /// apply.
     pub fn unknown_choice<'a>(&self, node: &'a NodeView) -> Option<&'a str> {
         chosen(node).filter(|name| self.named(name).is_none())
     }
@@ -162,19 +166,19 @@ fn chosen(node: &NodeView) -> Option<&str> {
 // === impl RuleSet ===
 
 impl RuleSet {
-    /// Returns whether it asks for anything where it matches.
+    /// Returns whether a match has any effect.
     pub fn asks(&self) -> bool {
         self.cordon || self.taint.is_some() || self.taint_devices.is_some()
     }
 
-    /// Returns whether a rule asks a node for more than its labels and annotations.
+    /// Returns whether any rule reads more of a node than labels and annotations.
     pub fn reads_whole_node(&self) -> bool {
         let mut rules = self.any.iter().chain(&self.all);
         rules.any(Rule::reads_whole_node)
     }
 
-    /// Returns whether the rule set matches an event on a node. With both `any` and `all`, both
-    /// must hold, unless one of them is enough.
+    /// Returns whether the rule set matches an event on a node. If it has both `any` and `all`,
+    /// both must hold, unless `any_or_all` is set.
     pub fn answer(&self, event: &EventVariable, node: &NodeVariable) -> RuleSetAnswer {
         if self.any_or_all && !self.any.is_empty() && !self.all.is_empty() {
             let any = self.answer_any(event, node);
@@ -241,13 +245,13 @@ impl fmt::Display for RuleSetAnswer {
                 write!(f, "cannot be evaluated: {}: {why}", shortened(expression))
             }
             Self::NotAsked => f.write_str(
-                "is not asked, for users report more of the node than a look at it takes time for",
+                "is not evaluated: users report more about the node than one evaluation has time for",
             ),
         }
     }
 }
 
-/// Returns an expression on one line, as long as it is readable in a sentence.
+/// Returns an expression on one line, cut to a readable length.
 fn shortened(expression: &str) -> String {
     let line = expression.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(SHOWN_EXPRESSION) {
@@ -261,8 +265,9 @@ pub fn event_variable(event: &HealthEvent) -> Value {
     contract::json::rule::to_value(event)
 }
 
-/// Returns the variable `event` of overrides: NVSentinel's, and beside it `entitiesImpacted`, which
-/// its documentation promises. Lists and maps are empty where the event has none.
+/// Returns the variable `event` of overrides: NVSentinel's fields, and `entitiesImpacted`,
+/// which NVSentinel documents but does not provide. Lists and maps are empty if the event has
+/// none.
 pub fn override_variable(event: &HealthEvent) -> Value {
     let mut variable = contract::json::to_value(event);
     if let Value::Object(fields) = &mut variable {

@@ -1,60 +1,61 @@
-//! The limits of a policy on nodes out of service, to which [`crate::brake`] holds.
+//! Limits of a policy on nodes out of service, enforced by the brake (`fleet/brake.rs`).
 
 use std::fmt;
 
 use jiff::SignedDuration;
 
-/// Largest part of the GPU nodes that may be out of service at the same time where the
-/// policy does not say otherwise, in percent, rounded up to a whole node.
+/// Default limit on GPU nodes out of service at the same time, in percent, rounded up to a
+/// whole node.
 ///
-/// Clusters live with one node in a hundred out of service, and with a rack of them. One
-/// in five is no longer a fault here and there: it is a monitor, a driver or a network,
-/// and none of these gets better by taking out the rest. Four fifths of the cluster stay,
-/// however wrong the monitors are, and a single bad node of a small cluster still goes.
+/// Clusters cope with one node in a hundred out of service, or with a rack of them. One in five
+/// is not a series of independent faults but a monitor, a driver or a network, and taking out
+/// more nodes fixes none of these. Four fifths of the cluster stay in service however wrong the
+/// monitors are, and a single bad node of a small cluster can still be taken out.
 pub const DEFAULT_PERCENT: u8 = 20;
 
-/// The limits on new quarantines.
+/// Limits on new quarantines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Brake {
-    /// The budgets, all of which hold.
+    /// Budgets. Each of them applies.
     pub budgets: Vec<Budget>,
-    /// The limit on nodes taken out within a while; more trip the circuit breaker.
+    /// Limit on nodes taken out within a period. Exceeding it trips the circuit breaker.
     pub window: Option<Window>,
 }
 
 /// A limit on nodes out of service at the same time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// The number of nodes.
+    /// Maximum number of nodes.
     pub max: Amount,
-    /// The label by whose values the nodes are counted apart; `None`: all together. Nodes without
-    /// the label are counted together.
+    /// Label that divides the nodes into groups, each with a budget of its own. `None` if the
+    /// budget covers all nodes. Nodes without the label form one group.
     pub per: Option<String>,
 }
 
-/// A number of nodes.
+/// A number of nodes, absolute or relative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// A fixed number.
+    /// An absolute number of nodes.
     Nodes(u32),
-    /// A share of all in percent, rounded up; 1 to 100.
+    /// A percentage of all nodes, rounded up, from 1 to 100.
     Percent(u8),
 }
 
-/// A limit on different nodes that are taken out within a while: NVSentinel's `circuitBreaker`.
+/// A limit on different nodes taken out within a period: NVSentinel's `circuitBreaker`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// The share of the GPU nodes in percent, rounded up; 1 to 100. As many may be taken out; the
-    /// next trips.
+    /// Share of the GPU nodes that may be taken out, in percent, rounded up, from 1 to 100. One
+    /// more node trips the circuit breaker.
     pub percentage: u8,
-    /// The while.
+    /// Length of the period.
     pub duration: SignedDuration,
 }
 
 // === impl Brake ===
 
 impl Default for Brake {
-    /// Returns the brake of a policy that says nothing of it: [`DEFAULT_PERCENT`] of the GPU nodes.
+    /// Returns the brake of a policy without settings for it: [`DEFAULT_PERCENT`] of the GPU
+    /// nodes.
     fn default() -> Self {
         Self {
             budgets: vec![Budget {
@@ -69,7 +70,7 @@ impl Default for Brake {
 // === impl Amount ===
 
 impl Amount {
-    /// Returns the number of nodes that it is of `all`.
+    /// Returns the absolute number for a total of `all` nodes.
     pub fn of(self, all: usize) -> usize {
         match self {
             Self::Nodes(nodes) => usize::try_from(nodes).unwrap_or(usize::MAX),

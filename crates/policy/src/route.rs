@@ -1,7 +1,8 @@
-//! Routes: which stages a node gets that is out of service, by the events for which it is.
+//! Routes: rules that choose the stages of a node out of service by the events that took it
+//! out.
 //!
-//! Of the routes of a policy the first that fits an event counts. They are asked whenever the node is looked
-//! at, so at each stage.
+//! The first route that matches an event wins. Routes are evaluated again at every evaluation
+//! of the node, so also between stages.
 
 use std::fmt;
 
@@ -9,33 +10,33 @@ use serde::{Deserialize, Serialize};
 
 use super::{RuleSet, RuleSetAnswer};
 
-/// The stages that an event gets which no route fits, as [`Routed::stages`] says it.
+/// Stages of an event that matches no route, in the form of [`Routed::stages`].
 pub const ALL_STAGES: &str = "drain, repair";
 
 /// A route of a policy.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// Its name and its rules; it asks for nothing.
+    /// Name and rules of the route. The rule set requests no measures.
     pub rules: RuleSet,
-    /// How pods leave for an event that it fits.
+    /// Drain mode for matching events.
     pub drain: RouteDrain,
-    /// True if an event that it fits is repaired.
+    /// True if matching events are remediated.
     pub remediate: bool,
 }
 
-/// A way in which pods leave, or do not. Serialised as in the policy: `false`, `"graceful"`, `"forceful"`.
+/// Drain mode of a route. Serialised as in the policy: `false`, `"graceful"` or `"forceful"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Written", into = "Written")]
 pub enum RouteDrain {
-    /// They stay.
+    /// Pods stay on the node.
     No,
-    /// They leave as their namespaces wish.
+    /// Pods leave in the mode configured for their namespaces.
     Graceful,
-    /// They leave at once.
+    /// Pods are removed at once.
     Forceful,
 }
 
-/// A [`RouteDrain`] as it is written.
+/// Textual form of a [`RouteDrain`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Written {
@@ -43,21 +44,21 @@ pub(super) enum Written {
     Text(String),
 }
 
-/// The route of an event. Displayed for people.
+/// The route chosen for an event. Formatted for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Routed {
-    /// The route's name; `None`: the routes were not asked.
+    /// Name of the route. `None` if the routes were not evaluated.
     pub name: Option<String>,
-    /// How pods leave for the event.
+    /// Drain mode for the event.
     pub drain: RouteDrain,
-    /// True if it is repaired.
+    /// True if the event is remediated.
     pub remediate: bool,
 }
 
 // === impl Route ===
 
 impl Route {
-    /// Returns what becomes of an event that it fits, and that takes it.
+    /// Returns the result for an event that matches this route.
     pub fn routed(&self) -> Routed {
         Routed {
             name: Some(self.rules.name.clone()),
@@ -66,13 +67,13 @@ impl Route {
         }
     }
 
-    /// Returns which of `routes` an event takes, by their answers; `None`: none fits, and it gets all
-    /// stages.
+    /// Returns the route chosen by the answers of `routes` about an event. `None` if no route
+    /// matches, so that the event gets all stages.
     pub(crate) fn taken(routes: &[Self], answers: &[(String, RuleSetAnswer)]) -> Option<Routed> {
         for (route, (_, answer)) in routes.iter().zip(answers) {
             match answer {
                 RuleSetAnswer::Matched => return Some(route.routed()),
-                // To do less is the safe side where nobody knows.
+                // Fewer stages are the safe choice if the answer is unknown.
                 RuleSetAnswer::NotAsked => {
                     return Some(Routed {
                         name: None,
@@ -90,7 +91,7 @@ impl Route {
 // === impl RouteDrain ===
 
 impl RouteDrain {
-    /// Returns it as it is written in a policy; `None` where that says something else.
+    /// Parses the textual form. `None` if it is not a drain mode.
     pub(super) fn parse(written: &Written) -> Option<Self> {
         match written {
             Written::Switch(false) => Some(Self::No),
@@ -123,17 +124,17 @@ impl From<RouteDrain> for Written {
 // === impl Routed ===
 
 impl Routed {
-    /// Returns its route for people: `policy route 'a'`.
+    /// Returns the route for people: `policy route 'a'`.
     pub fn title(&self) -> String {
         match &self.name {
             Some(name) => format!("policy route '{name}'"),
-            None => "the policy's routes, which are not asked: users report more of the node than \
-                     a look at it takes time for"
+            None => "the policy's routes, which are not evaluated: users report more about the node than \
+                     one evaluation has time for"
                 .to_owned(),
         }
     }
 
-    /// Returns the stages that it gives, for people.
+    /// Returns the stages of the route, for people.
     pub fn stages(&self) -> String {
         let drain = match self.drain {
             RouteDrain::No => "pods stay",

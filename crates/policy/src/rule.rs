@@ -1,13 +1,13 @@
-//! One rule: a CEL expression over `event` or `node`. All that knows CEL is in this file
-//! and below it: what is refused when a rule is loaded (`check`, `cost`), and which values an
-//! expression has looked at (`seen`).
+//! Rules: CEL expressions over `event` or `node`. This module and its submodules contain all
+//! code that depends on CEL: the checks when a rule is loaded (`check`, `cost`), and the values
+//! and comparisons in an expression (`values`, `comparison`).
 
 mod check;
-mod compared;
+mod comparison;
 mod cost;
 mod count;
 mod criterion;
-mod seen;
+mod values;
 
 use std::sync::{Arc, LazyLock};
 
@@ -16,79 +16,79 @@ use cel::common::value::CowVal;
 use cel::{Context, Env, ExecutionError, Program, Value as CelValue, extensions};
 use serde_json::Value;
 
-pub use compared::{Compared, How};
+pub use comparison::{Comparison, ComparisonKind};
 pub use cost::{MAX_COST, MAX_NODE_BYTES, MAX_NODE_ITEMS};
 pub use count::CountExpression;
 pub use criterion::Criterion;
 
-/// The variable of an expression.
+/// Variable of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleKind {
-    /// The variable `event`.
+    /// The variable `event` of a policy's rules.
     HealthEvent,
-    /// The variable `node`.
+    /// The variable `node` of a policy's rules.
     Node,
-    /// The variable `event` of overrides, a transformer of the connector: no rule of a policy.
+    /// The variable `event` of overrides, a transformer of the connector. Not used in policies.
     Override,
 }
 
 /// Longest expression, in bytes. The longest rule known in the field has about 700.
 pub const MAX_EXPRESSION_BYTES: usize = 4096;
-/// Deepest nesting of an expression, parentheses and chains of operators alike. It is
-/// evaluated recursively, on the stack of whoever asks.
+/// Deepest nesting of an expression, counting parentheses and chains of operators. Evaluation
+/// recurses on the caller's stack.
 pub const MAX_DEPTH: usize = 64;
-/// Most loops (`all`, `exists`, `map`, `filter` ...) inside, or over the result of, one
-/// another; how much work they may be is said by [`MAX_COST`].
+/// Most nested loops (`all`, `exists`, `map`, `filter` ...), including loops over the result of
+/// another. [`MAX_COST`] bounds their work.
 pub const MAX_LOOPS: usize = 3;
-/// Stack for compiling: enough for anything of [`MAX_EXPRESSION_BYTES`], before its depth
-/// is known. Only what is used of it takes memory.
+/// Stack for compiling, sufficient for any expression of [`MAX_EXPRESSION_BYTES`] before its
+/// depth is known. Only the part in use takes memory.
 const COMPILE_STACK: usize = 256 * 1024 * 1024;
 
-/// An error of a rule that cannot be compiled.
+/// Error of a rule that does not compile.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
-    /// The expression is wrong: for its author.
+    /// The expression is wrong. The message is for its author.
     #[error("{0}")]
     Wrong(String),
-    /// The system gives no thread to compile in; that says nothing of the expression.
+    /// The thread for compiling could not be started. The expression may be right.
     #[error(
-        "the system gives no thread to check the rules in ({0}): raise the limit of memory, of \
-         address space (it takes {size} MiB of that) or of threads; the file may be right",
+        "cannot start a thread to check the rules ({0}): raise the limit of memory, of \
+         address space (the thread needs {size} MiB of it) or of threads; the file may be right",
         size = COMPILE_STACK / 1024 / 1024
     )]
     NoThread(std::io::Error),
 }
 
-/// A compiled expression.
+/// A compiled CEL expression.
 #[derive(Clone)]
 pub struct Rule {
-    /// The variable that it looks at.
+    /// Variable that the expression reads.
     pub kind: RuleKind,
-    /// Its text.
+    /// Text of the expression.
     pub expression: String,
-    /// Most steps that asking it can take, see [`MAX_COST`].
+    /// Upper bound of the steps of one evaluation, see [`MAX_COST`].
     pub cost: u64,
     /// True if the expression has a loop.
     loops: bool,
-    /// True if the expression asks a node for more than labels and annotations.
+    /// True if the expression reads more of a node than labels and annotations.
     reads_whole_node: bool,
     program: Arc<Program>,
 }
 
-/// The variable `event`, made once for all rules that are asked about the event.
+/// The variable `event`, created once per event for all rules.
 pub struct EventVariable(Context<'static, 'static>);
 
-/// A node as the variable `node`, made once for all rules of one look.
+/// The variable `node`, created once per evaluation for all rules.
 pub struct NodeVariable {
     context: Context<'static, 'static>,
-    /// The reason why rules with a loop cannot be asked about it.
+    /// Reason why rules with a loop cannot be evaluated on the node.
     too_large: Option<String>,
 }
 
-/// The standard functions, the strings extension, and `contains` of a list.
+/// The standard functions, the strings extension, and `contains` for lists.
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut environment = Env::stdlib();
-    // They fail only where a function is declared twice; tests use both.
+    // Both calls fail only if a function is declared twice. Tests use both.
     drop(environment.add_extension(extensions::strings));
     drop(environment.add_member_overload(
         "contains",
@@ -149,7 +149,7 @@ const NODE_FIELDS: [&str; 5] = ["apiVersion", "kind", "metadata", "spec", "statu
 // === impl RuleKind ===
 
 impl RuleKind {
-    /// Returns the kind by its name in a policy file.
+    /// Returns the kind with this name in a policy file.
     pub fn parse(name: &str) -> Option<Self> {
         match name {
             "HealthEvent" => Some(Self::HealthEvent),
@@ -158,7 +158,7 @@ impl RuleKind {
         }
     }
 
-    /// Returns the one variable of expressions of this kind.
+    /// Returns the name of the variable in expressions of this kind.
     pub fn variable(self) -> &'static str {
         match self {
             Self::HealthEvent | Self::Override => "event",
@@ -166,8 +166,7 @@ impl RuleKind {
         }
     }
 
-    /// Returns the fields that its variable has; of a node only `metadata`, `spec` and `status`
-    /// are told apart.
+    /// Returns the top-level fields of the variable.
     pub fn fields(self) -> &'static [&'static str] {
         match self {
             Self::HealthEvent => &EVENT_FIELDS,
@@ -180,8 +179,8 @@ impl RuleKind {
 // === impl Rule ===
 
 impl Rule {
-    /// Compiles an expression and checks what CEL itself would find out event by event:
-    /// names that do not exist, and a result that is not true or false.
+    /// Compiles an expression. Also finds errors that CEL reports only at evaluation: unknown
+    /// names, and a result that is not a boolean.
     ///
     /// The error is for the author of the policy.
     pub fn compile(kind: RuleKind, expression: &str) -> Result<Self, CompileError> {
@@ -191,8 +190,8 @@ impl Rule {
                 "has {found} bytes, at most {MAX_EXPRESSION_BYTES} are taken; split it into several rules"
             )));
         }
-        // Parser and checks recurse as deeply as the expression is nested, which can be
-        // deeper than the stack of a thread; so they get one that is deep enough.
+        // The parser and the checks recurse as deeply as the expression is nested, possibly
+        // beyond the stack of this thread.
         compile(|| Self::compile_here(kind, expression))
     }
 
@@ -226,8 +225,8 @@ impl Rule {
                 && !check::reads_only_labels(program.expression()),
             program: Arc::new(program),
         };
-        // Evaluated once, so that a result of another type, or a function that does not
-        // exist, is found here. Missing map keys are the data's matter.
+        // A trial evaluation finds results of another type and unknown functions. Missing map
+        // keys depend on the data and are no errors here.
         for sample in samples(kind) {
             match rule.program.execute(&sample) {
                 Ok(CelValue::Bool(_)) => {}
@@ -246,23 +245,23 @@ impl Rule {
         Ok(rule)
     }
 
-    /// Returns the fixed values that it compares fields of its variable with.
-    pub fn compared(&self) -> Vec<Compared> {
-        compared::compared(self.program.expression(), self.kind)
+    /// Returns the comparisons of the variable's fields with fixed values.
+    pub fn comparisons(&self) -> Vec<Comparison> {
+        comparison::comparisons(self.program.expression(), self.kind)
     }
 
-    /// Returns the values that the expression looks at, as `path = value` for people: those of
-    /// `variable`, the event or the node that it is asked about.
-    pub fn seen(&self, variable: &Value) -> Vec<String> {
-        seen::seen(self.program.expression(), self.kind, variable)
+    /// Returns the values that the expression reads from `variable`, as `path = value` for
+    /// people.
+    pub fn values(&self, variable: &Value) -> Vec<String> {
+        values::values(self.program.expression(), self.kind, variable)
     }
 
-    /// Returns whether the rule asks a node for more than its labels and annotations.
+    /// Returns whether the rule reads more of a node than its labels and annotations.
     pub fn reads_whole_node(&self) -> bool {
         self.reads_whole_node
     }
 
-    /// Returns whether the rule holds; the error says why it could not be evaluated.
+    /// Evaluates the rule. The error is the reason why it could not be evaluated.
     pub fn holds(&self, event: &EventVariable, node: &NodeVariable) -> Result<bool, String> {
         match (self.kind, &node.too_large) {
             (RuleKind::HealthEvent | RuleKind::Override, _) => self.holds_for_event(event),
@@ -271,7 +270,7 @@ impl Rule {
         }
     }
 
-    /// Returns whether a rule over `event` holds; the error says why it could not be evaluated.
+    /// Evaluates a rule over `event`. The error is the reason why it could not be evaluated.
     pub fn holds_for_event(&self, event: &EventVariable) -> Result<bool, String> {
         self.holds_in(&event.0)
     }
@@ -299,7 +298,8 @@ impl std::fmt::Debug for Rule {
 // === impl EventVariable ===
 
 impl EventVariable {
-    /// Returns the variable for an event as rules see it.
+    /// Creates the variable from the rules' form of an event, see
+    /// [`event_variable`](crate::event_variable).
     pub fn new(event: &Value) -> Self {
         Self(context(RuleKind::HealthEvent, event))
     }
@@ -314,7 +314,7 @@ impl std::fmt::Debug for EventVariable {
 // === impl NodeVariable ===
 
 impl NodeVariable {
-    /// Returns the variable for a node object.
+    /// Creates the variable from a node object.
     pub fn new(object: &Value) -> Self {
         Self {
             context: context(RuleKind::Node, object),
@@ -329,7 +329,7 @@ impl std::fmt::Debug for NodeVariable {
     }
 }
 
-/// Returns what `work` compiles, on a stack that is deep enough for any expression.
+/// Runs `work` on a stack that is deep enough to compile any expression.
 fn compile<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, CompileError> {
     on_stack(COMPILE_STACK, work)
         .map_err(CompileError::NoThread)?
@@ -337,24 +337,24 @@ fn compile<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T
         .map_err(CompileError::Wrong)
 }
 
-/// Returns the result of `work` on a thread with a stack of so many bytes; `None` where it panics.
+/// Runs `work` on a thread with a stack of `bytes`. `None` if it panics.
 fn on_stack<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -> std::io::Result<Option<T>> {
     let builder = std::thread::Builder::new().stack_size(bytes);
     std::thread::scope(|scope| Ok(builder.spawn_scoped(scope, work)?.join().ok()))
 }
 
-/// Returns the context in which an expression is evaluated: its one variable.
+/// Creates the context of an evaluation, which has one variable.
 fn context(kind: RuleKind, value: &Value) -> Context<'static, 'static> {
     #[cfg(test)]
     counts::note(&counts::MADE);
     let mut context = Context::with_env(ENVIRONMENT.clone());
-    // What JSON can say, CEL can.
+    // CEL can represent all JSON values.
     let value = cel::to_value(value).unwrap_or(CelValue::Null);
     context.add_variable_from_value(kind.variable(), value);
     context
 }
 
-/// Returns the values on which a rule is tried when it is loaded.
+/// Returns the values for the trial evaluation of a rule that is being loaded.
 fn samples(kind: RuleKind) -> Vec<Context<'static, 'static>> {
     let objects = match kind {
         RuleKind::HealthEvent | RuleKind::Override => {
@@ -390,7 +390,8 @@ fn samples(kind: RuleKind) -> Vec<Context<'static, 'static>> {
     objects.iter().map(|object| context(kind, object)).collect()
 }
 
-/// Returns whether an element equals `x`, or, where both are text, contains it: `list.contains(x)`.
+/// Implements `list.contains(x)`: true if an element equals `x` or, if both are strings,
+/// contains it.
 fn list_contains(arguments: &[CowVal<'_, '_>]) -> Result<bool, ExecutionError> {
     let [list, wanted] = arguments else {
         return Err(ExecutionError::invalid_argument_count(2, arguments.len()));
@@ -398,7 +399,7 @@ fn list_contains(arguments: &[CowVal<'_, '_>]) -> Result<bool, ExecutionError> {
     let part: Option<&CelString<'_>> = wanted.downcast_ref();
     let mut elements = list
         .as_iterable()
-        .ok_or_else(|| ExecutionError::function_error("contains", "is asked of no list"))?
+        .ok_or_else(|| ExecutionError::function_error("contains", "is not called on a list"))?
         .iter();
     while let Some(element) = elements.next() {
         let text: Option<&CelString<'_>> = element.downcast_ref();
@@ -413,7 +414,7 @@ fn list_contains(arguments: &[CowVal<'_, '_>]) -> Result<bool, ExecutionError> {
     Ok(false)
 }
 
-/// Returns the first thing that is wrong, and where; the parser says more, with pictures of the
+/// Returns the first error with its position. The parser's own message adds pictures of the
 /// text.
 fn first(error: &cel::ParseErrors) -> String {
     let Some(first) = error.errors.first() else {
@@ -431,8 +432,8 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Counts of asked rules and made variables, for tests; of each thread, so that tests side by side
-/// do not count each other's.
+/// Counters of evaluated rules and created variables for tests, per thread, so that parallel
+/// tests do not affect each other.
 #[cfg(test)]
 pub(crate) mod counts {
     use std::cell::Cell;
@@ -467,11 +468,11 @@ mod tests {
 
     #[test]
     fn a_system_that_gives_no_thread_is_told_from_an_expression_that_is_wrong() {
-        // More than there is of address space.
+        // More than the available address space.
         let error = on_stack(1 << 50, || ()).unwrap_err();
-        let said = CompileError::NoThread(error).to_string();
-        assert!(said.starts_with("the system gives no thread"), "{said}");
-        assert!(said.contains("256 MiB"), "{said}");
+        let message = CompileError::NoThread(error).to_string();
+        assert!(message.starts_with("cannot start a thread"), "{message}");
+        assert!(message.contains("256 MiB"), "{message}");
         assert_eq!(on_stack(1 << 20, || 7).unwrap(), Some(7));
     }
 }

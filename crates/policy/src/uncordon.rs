@@ -1,19 +1,20 @@
-//! What an uncordon of a node in quarantine means that gpuwarden has not made.
+//! Setting for uncordons of quarantined nodes that gpuwarden did not make.
 
 use std::fmt;
 
 use serde::Deserialize;
 
-/// The meaning of an uncordon of a node that is out of service, and of the removal of a taint of ours.
+/// Effect of uncordoning a node out of service, or of removing a taint of the session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Uncordon {
-    /// A person gives the node back, whenever it is.
+    /// The node is released, whoever uncordoned it.
     Releases,
-    /// The same, but at the times at which machines uncordon nodes; then it is undone.
+    /// The node is released, except at times when automation uncordons nodes. The uncordon is
+    /// then undone.
     #[default]
     NotDuringRepair,
-    /// It is undone, whenever it is.
+    /// The uncordon is always undone.
     Never,
 }
 

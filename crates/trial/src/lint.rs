@@ -6,8 +6,8 @@ use contract::{RecommendedAction, keys};
 use diagnosis::catalog::Catalog;
 use model::node::NodeView;
 use policy::{
-    Brake, Compared, EventVariable, How, NodeVariable, Policy, Rule, RuleKind, RuleSet,
-    RuleSetAnswer, event_variable,
+    Brake, Comparison, ComparisonKind, EventVariable, NodeVariable, Policy, Rule, RuleKind,
+    RuleSet, RuleSetAnswer, event_variable,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -113,7 +113,7 @@ fn of_rule_set(rule_set: &RuleSet, events: &[Standard], warnings: &mut Vec<Warni
     }
     let of_events = rules.iter().filter(|one| one.kind == RuleKind::HealthEvent);
     for rule in of_events {
-        for (what, hint) in rule.compared().iter().filter_map(never_so) {
+        for (what, hint) in rule.comparisons().iter().filter_map(never_so) {
             explained = warn(format!("{what}, in: {}", rule.expression), &hint);
         }
     }
@@ -177,7 +177,7 @@ fn of_route(
         warnings.push(of_file(format!("route '{name}': {what}"), hint));
     }
     for rule in rules.filter(|one| one.kind == RuleKind::HealthEvent) {
-        for (what, hint) in rule.compared().iter().filter_map(never_so) {
+        for (what, hint) in rule.comparisons().iter().filter_map(never_so) {
             let what = format!("route '{name}': {what}, in: {}", rule.expression);
             warnings.push(of_file(what, &hint));
         }
@@ -257,13 +257,13 @@ fn left_out(rule: &Rule, events: &[Standard]) -> Option<(String, &'static str)> 
 }
 
 /// Returns a warning about a comparison with the same result for every event.
-fn never_so(compared: &Compared) -> Option<(String, String)> {
-    let Compared {
+fn never_so(comparison: &Comparison) -> Option<(String, String)> {
+    let Comparison {
         field,
         element,
-        how,
+        kind: compared_by,
         literal,
-    } = compared;
+    } = comparison;
     let shown = match literal {
         Value::String(text) => format!("'{text}'"),
         other => other.to_string(),
@@ -315,20 +315,20 @@ fn never_so(compared: &Compared) -> Option<(String, String)> {
             )
         });
     }
-    unknown_name(field, *how, literal.as_str()?)
+    unknown_name(field, *compared_by, literal.as_str()?)
 }
 
 /// Returns a warning about a name that no known monitor sends in a field.
-fn unknown_name(field: &str, how: How, name: &str) -> Option<(String, String)> {
+fn unknown_name(field: &str, compared_by: ComparisonKind, name: &str) -> Option<(String, String)> {
     let names: Vec<&str> = match field {
         "agent" => standard::agents().collect(),
         "checkName" => standard::checks().collect(),
         "componentClass" => standard::component_classes().to_vec(),
         _ => return None,
     };
-    let known = match how {
-        How::Equality => names.contains(&name),
-        How::Prefix => names.iter().any(|known| known.starts_with(name)),
+    let known = match compared_by {
+        ComparisonKind::Equality => names.contains(&name),
+        ComparisonKind::Prefix => names.iter().any(|known| known.starts_with(name)),
     };
     if known {
         return None;

@@ -1,5 +1,5 @@
-//! The checks of a rule that is loaded, beyond those of CEL itself: names and functions that do not
-//! exist, patterns that are no regular expressions, and expressions too large to evaluate.
+//! Checks of a rule in addition to those of CEL: unknown names and functions, invalid patterns,
+//! and expressions too large to evaluate.
 
 use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedExpr, LiteralValue};
 use cel::{Context, ExecutionError, Program};
@@ -7,7 +7,7 @@ use cel::{Context, ExecutionError, Program};
 use super::{ENVIRONMENT, RuleKind};
 use contract::nearest::nearest;
 
-/// Functions that are offered where one is misspelt: those of `docs/policy.md`.
+/// Functions that are suggested for misspelt ones: those of `docs/policy.md`.
 const FUNCTIONS: [&str; 25] = [
     "bool",
     "charAt",
@@ -35,25 +35,25 @@ const FUNCTIONS: [&str; 25] = [
     "uint",
     "upperAscii",
 ];
-/// Macros that are offered likewise: called with another number of arguments they are taken
-/// for functions.
+/// Macros that are suggested likewise. With a wrong number of arguments they parse as
+/// functions.
 const MACROS: [&str; 6] = ["all", "exists", "exists_one", "filter", "has", "map"];
-/// Largest compiled pattern, in bytes: some milliseconds each time it is compiled. What is
-/// found in the field has some thousands.
+/// Largest compiled pattern, in bytes: some milliseconds for each compilation. Patterns in the
+/// field take some thousands.
 pub(super) const MAX_PATTERN_BYTES: usize = 1024 * 1024;
 
-/// Returns how deeply an expression is nested.
+/// Returns the nesting depth of an expression.
 pub(super) fn depth(at: &IdedExpr) -> usize {
     1 + parts(at).into_iter().map(depth).max().unwrap_or(0)
 }
 
-/// Returns how many loops of an expression are inside one another.
+/// Returns the largest number of nested loops of an expression.
 pub(super) fn loops(at: &IdedExpr) -> usize {
     let own = usize::from(matches!(at.expr, Expr::Comprehension(_)));
     own + parts(at).into_iter().map(loops).max().unwrap_or(0)
 }
 
-/// Returns whether an expression takes nothing of a node but labels and annotations.
+/// Returns whether an expression reads nothing of a node but labels and annotations.
 pub(super) fn reads_only_labels(at: &IdedExpr) -> bool {
     match path(at).as_deref() {
         Some(["node", "metadata", "labels" | "annotations", ..]) => true,
@@ -62,7 +62,7 @@ pub(super) fn reads_only_labels(at: &IdedExpr) -> bool {
     }
 }
 
-/// Returns the names of `a.b.c`, outermost first; `None` for any other expression.
+/// Returns the names of `a.b.c`, outermost first. `None` for any other expression.
 pub(super) fn path(at: &IdedExpr) -> Option<Vec<&str>> {
     match &at.expr {
         Expr::Ident(name) => Some(vec![name]),
@@ -75,7 +75,7 @@ pub(super) fn path(at: &IdedExpr) -> Option<Vec<&str>> {
     }
 }
 
-/// Returns the expressions that an expression consists of.
+/// Returns the direct subexpressions of an expression.
 pub(super) fn parts(at: &IdedExpr) -> Vec<&IdedExpr> {
     match &at.expr {
         Expr::Select(select) => vec![&select.operand],
@@ -109,7 +109,7 @@ fn of_entry(entry: &EntryExpr) -> Vec<&IdedExpr> {
     }
 }
 
-/// Refuses variables, and first-level fields of them, that do not exist.
+/// Refuses unknown variables, and unknown top-level fields of known ones.
 pub(super) fn check_names(
     at: &IdedExpr,
     kind: RuleKind,
@@ -164,12 +164,12 @@ pub(super) fn check_names(
     }
 }
 
-/// Refuses a function that does not exist, which would fail at every event that gets there. Returns
-/// whether its name is a qualified one, such as `strings.quote`, so that what stands before the dot
-/// is no value.
+/// Refuses an unknown function, which would fail at every event that reaches it. Returns
+/// whether the name is qualified, such as `strings.quote`, so that the part before the dot is
+/// not a value.
 fn check_call(call: &CallExpr, kind: RuleKind, bound: &[String]) -> Result<bool, String> {
     let name = call.func_name.as_str();
-    // Operators are named by what no function can be: `_+_`, `!_`, `@in`.
+    // Operators have names that no function can have: `_+_`, `!_`, `@in`.
     if !name.starts_with(|first: char| first.is_ascii_alphabetic()) {
         return Ok(false);
     }
@@ -206,8 +206,8 @@ fn check_call(call: &CallExpr, kind: RuleKind, bound: &[String]) -> Result<bool,
     Err(format!("unknown function '{name}'{hint}"))
 }
 
-/// Returns whether the function that `call` names, without arguments, exists. The environment is
-/// asked by a call: that its arguments do not fit is another error.
+/// Returns whether the function in `call`, which has no arguments, exists. Determined by
+/// calling it: an error about its arguments shows that it exists.
 pub(super) fn is_function(call: &str) -> bool {
     let Ok(program) = ENVIRONMENT.compile(call) else {
         return false;
@@ -216,8 +216,9 @@ pub(super) fn is_function(call: &str) -> bool {
     !matches!(result, Err(ExecutionError::UndeclaredReference(_)))
 }
 
-/// Refuses patterns of `matches` that are no regular expressions: they would fail at every event,
-/// and only then. And those that are no text of the rule: what they cost would be up to the sender.
+/// Refuses patterns of `matches` that are not regular expressions, which would fail only at
+/// evaluation. Also refuses patterns that are not literals: their cost would depend on the
+/// sender.
 pub(super) fn check_patterns(program: &Program) -> Result<(), String> {
     check_patterns_below(program, program.expression())
 }
@@ -249,7 +250,7 @@ fn check_patterns_below(program: &Program, at: &IdedExpr) -> Result<(), String> 
         .try_for_each(|part| check_patterns_below(program, part))
 }
 
-/// Returns the place of a part in the expression, for people.
+/// Returns the position of a part in the expression, for people.
 pub(super) fn place(program: &Program, id: u64) -> String {
     let offset = program.source_info().offset_for(id);
     offset.map_or_else(String::new, |(start, _)| {
@@ -259,8 +260,9 @@ pub(super) fn place(program: &Program, id: u64) -> String {
     })
 }
 
-/// Returns the library's message on one line: the pattern, where in it, and what is wrong. Its own
-/// has the pattern on one line, a caret under it, and the reason on the last.
+/// Returns the library's message on one line: the pattern, the position in it, and the reason.
+/// The library prints the pattern on one line, a caret below it, and the reason on the last
+/// line.
 fn regex_error(text: &str) -> String {
     let caret = text
         .lines()

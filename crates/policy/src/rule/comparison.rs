@@ -1,5 +1,5 @@
-//! The fixed values that an expression compares fields of its variable with. A policy is checked
-//! for values among them that no event ever has.
+//! Comparisons of a variable's fields with fixed values. `policy lint` looks among them for
+//! values that no event has.
 
 use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, operators};
 use serde_json::{Value, json};
@@ -8,31 +8,31 @@ use super::{RuleKind, check};
 
 /// A comparison of a field with a fixed value.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Compared {
-    /// The field of the first level.
+pub struct Comparison {
+    /// Top-level field of the variable.
     pub field: String,
-    /// True if an element of the field is compared, not the field itself.
+    /// True if an element of the field is compared, rather than the field.
     pub element: bool,
-    /// The way in which it is compared.
-    pub how: How,
-    /// The fixed value.
+    /// Kind of the comparison.
+    pub kind: ComparisonKind,
+    /// Fixed value in the expression.
     pub literal: Value,
 }
 
-/// Ways to compare.
+/// Kind of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
-    /// `==`, `!=`, or an element of a list.
+pub enum ComparisonKind {
+    /// `==`, `!=`, or membership in a list.
     Equality,
-    /// `startsWith`.
+    /// `startsWith`, with the value as prefix.
     Prefix,
 }
 
 /// A field, and whether an element of it is meant.
 type Field = (String, bool);
 
-/// Returns all comparisons of fields of the first level with fixed values.
-pub(super) fn compared(expression: &IdedExpr, kind: RuleKind) -> Vec<Compared> {
+/// Returns all comparisons of top-level fields with fixed values.
+pub(super) fn comparisons(expression: &IdedExpr, kind: RuleKind) -> Vec<Comparison> {
     let mut found = Vec::new();
     walk(expression, kind, &mut Vec::new(), &mut found);
     found
@@ -42,10 +42,10 @@ fn walk(
     at: &IdedExpr,
     kind: RuleKind,
     elements: &mut Vec<(String, String)>,
-    found: &mut Vec<Compared>,
+    found: &mut Vec<Comparison>,
 ) {
     match &at.expr {
-        Expr::Call(call) => found.extend(comparisons(call, |at| field_of(at, kind, elements))),
+        Expr::Call(call) => found.extend(of_call(call, |at| field_of(at, kind, elements))),
         Expr::Comprehension(inner) => {
             if let Some((field, false)) = field_of(&inner.iter_range, kind, elements) {
                 elements.push((inner.iter_var.clone(), field));
@@ -61,20 +61,20 @@ fn walk(
     }
 }
 
-fn comparisons(call: &CallExpr, field: impl Fn(&IdedExpr) -> Option<Field>) -> Vec<Compared> {
-    let one = |field: Option<Field>, how, value: &IdedExpr| {
+fn of_call(call: &CallExpr, field: impl Fn(&IdedExpr) -> Option<Field>) -> Vec<Comparison> {
+    let one = |field: Option<Field>, compared_by, value: &IdedExpr| {
         let pair = field.zip(literal(value));
-        pair.map(|((field, element), literal)| Compared {
+        pair.map(|((field, element), literal)| Comparison {
             field,
             element,
-            how,
+            kind: compared_by,
             literal,
         })
     };
     match (call.func_name.as_str(), call.args.as_slice(), &call.target) {
         (operators::EQUALS | operators::NOT_EQUALS, [left, right], _) => {
-            let found = one(field(left), How::Equality, right);
-            let turned = || one(field(right), How::Equality, left);
+            let found = one(field(left), ComparisonKind::Equality, right);
+            let turned = || one(field(right), ComparisonKind::Equality, left);
             found.or_else(turned).into_iter().collect()
         }
         // `event.agent in ['a', 'b']`, or `'79' in event.errorCode`.
@@ -82,20 +82,25 @@ fn comparisons(call: &CallExpr, field: impl Fn(&IdedExpr) -> Option<Field>) -> V
             if let (Some(field), Expr::List(list)) = (field(left), &right.expr) {
                 let values = list.elements.iter();
                 return values
-                    .filter_map(|value| one(Some(field.clone()), How::Equality, value))
+                    .filter_map(|value| one(Some(field.clone()), ComparisonKind::Equality, value))
                     .collect();
             }
             let element = field(right).map(|(name, _)| (name, true));
-            one(element, How::Equality, left).into_iter().collect()
+            one(element, ComparisonKind::Equality, left)
+                .into_iter()
+                .collect()
         }
-        ("startsWith", [prefix], Some(target)) => one(field(target), How::Prefix, prefix)
-            .into_iter()
-            .collect(),
+        ("startsWith", [prefix], Some(target)) => {
+            one(field(target), ComparisonKind::Prefix, prefix)
+                .into_iter()
+                .collect()
+        }
         _ => Vec::new(),
     }
 }
 
-/// Returns the field of the first level that `at` names, or whose element it is.
+/// Returns the top-level field that `at` names, directly or as a loop variable over its
+/// elements.
 fn field_of(at: &IdedExpr, kind: RuleKind, elements: &[(String, String)]) -> Option<Field> {
     match &at.expr {
         Expr::Ident(name) => {

@@ -1,9 +1,10 @@
-//! The most work that a rule can be, found when it is loaded. The CEL library counts nothing while
-//! it evaluates and cannot be stopped, so a rule whose worst case is too much is refused before it
-//! ever runs.
+//! Upper bound of the work of a rule, computed when the rule is loaded. The CEL library neither
+//! counts steps nor can be stopped, so a rule with too expensive a worst case is refused before
+//! it ever runs.
 //!
-//! The worst case is that of the largest event or node: a loop costs what its body costs, for
-//! each of the most elements there can be; copying, comparing and searching cost by size.
+//! The worst case is that of the largest possible event or node. A loop costs as much as its
+//! body for each of the most possible elements; copying, comparing and searching cost in
+//! proportion to size.
 
 mod size;
 
@@ -18,34 +19,36 @@ use super::{RuleKind, check};
 pub(super) use size::too_large;
 pub use size::{MAX_NODE_BYTES, MAX_NODE_ITEMS};
 
-/// Most steps of one evaluation of a rule. A step is a node of the expression that is evaluated,
-/// or [`BYTES_A_STEP`] that are copied or compared: some 50 ns, so this is a tenth of a second,
-/// and, since what is made is copied, some 100 MiB of memory. Two loops inside one another over
-/// the codes of an event are less, three are hundreds of times more.
+/// Most steps of one evaluation of a rule. A step is an evaluated node of the expression, or
+/// [`BYTES_A_STEP`] bytes that are copied or compared, and takes some 50 ns. The limit is
+/// therefore a tenth of a second and, since results are copied, some 100 MiB of memory. Two
+/// nested loops over the codes of an event stay below; three cost hundreds of times more.
 pub const MAX_COST: u64 = 2_000_000;
-/// Steps of one turn of a loop beside its parts: variables are bound by name.
+/// Steps of one iteration of a loop, in addition to its parts, for binding variables by name.
 const TURN: u64 = 4;
-/// The cost of compiling a pattern, which is done anew whenever it is asked: this much, and a step
-/// for so many bytes of the compiled program.
+/// Cost of compiling a pattern, which happens at every evaluation: a constant, and one step for
+/// this many bytes of the compiled program.
 const PATTERN: u64 = 1_000;
 const PATTERN_BYTES_A_STEP: u64 = 8;
 
-/// The estimate of an expression.
+/// Estimate for an expression.
 struct Estimate {
     size: Size,
     cost: u64,
 }
 
-/// The adding up of an expression.
+/// State of the estimation.
 struct Sum<'a> {
     kind: RuleKind,
-    /// Variables of the loops around, innermost last.
+    /// Variables of the enclosing loops, innermost last.
     bound: Vec<(&'a str, Size)>,
-    /// Loops and calls with the cost of all their evaluations together, inner ones first.
+    /// Loops and calls by expression id, with the total cost of all their evaluations, inner
+    /// ones first.
     parts: Vec<(u64, u64)>,
 }
 
-/// Returns the most steps that an evaluation can take; an error where that is above [`MAX_COST`].
+/// Returns the upper bound of the steps of one evaluation. An error if it is above
+/// [`MAX_COST`].
 pub(super) fn cost(program: &Program, kind: RuleKind) -> Result<u64, String> {
     let mut sum = Sum {
         kind,
@@ -73,8 +76,8 @@ pub(super) fn cost(program: &Program, kind: RuleKind) -> Result<u64, String> {
 // === impl Sum ===
 
 impl<'a> Sum<'a> {
-    /// Returns the cost of evaluating `at` once, and the size of its value; `times` it is
-    /// evaluated.
+    /// Returns the cost of one evaluation of `at`, and the size of its value. `times` is the
+    /// number of evaluations.
     fn of(&mut self, at: &'a IdedExpr, times: u64) -> Estimate {
         let Estimate { size, cost } = match &at.expr {
             Expr::Literal(literal) => Estimate {
@@ -120,7 +123,7 @@ impl<'a> Sum<'a> {
         }
     }
 
-    /// Returns the size of what a path from the variable names, where it is known.
+    /// Returns the size of the value at a path from the variable, if known.
     fn of_field(&self, at: &IdedExpr) -> Option<Size> {
         let path = check::path(at)?;
         let (root, fields) = path.split_first()?;
@@ -160,7 +163,8 @@ impl<'a> Sum<'a> {
             let made = Size::list(turns, turn.size.part());
             (turn, made, element.steps().saturating_mul(turns))
         } else {
-            // The elements share what the whole has: each has its part, or one has it all.
+            // The elements share the size of the whole: they may have equal parts, or one may
+            // have all of it.
             let part = Size::of(turns, range.size.bytes / turns.max(1));
             let one = self.of_turn(inner, &init.size, range.size.clone(), times);
             let many = self.of_turn(inner, &init.size, part, all);
@@ -171,7 +175,8 @@ impl<'a> Sum<'a> {
         let turns = turn.cost.saturating_add(TURN).saturating_mul(turns);
         Estimate {
             cost: sum([range.cost, init.cost, beside, turns].into_iter()),
-            // `map` and `filter` append what a turn makes, the others end with one value.
+            // `map` and `filter` append the result of each iteration; the other loops end with
+            // one value.
             size: match &inner.accu_init.expr {
                 Expr::List(_) => made,
                 _ => Size::text(0),
@@ -179,7 +184,7 @@ impl<'a> Sum<'a> {
         }
     }
 
-    /// Returns one turn of a loop; its value is what `map` and `filter` take in.
+    /// Returns the estimate of one iteration. Its value is what `map` and `filter` append.
     fn of_turn(
         &mut self,
         inner: &'a ComprehensionExpr,
@@ -219,7 +224,7 @@ impl<'a> Sum<'a> {
     }
 }
 
-/// Returns the size of a call's value, and its cost beside that of its operands.
+/// Returns the size of a call's value, and the cost in addition to that of its operands.
 fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
     if let Some(size) = put_together(call, sizes) {
         let cost = size.steps();
@@ -242,7 +247,7 @@ fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
         (operators::INDEX | operators::OPT_INDEX | operators::OPT_SELECT, [from, at]) => {
             (from.part(), at.steps())
         }
-        // A key of a map is found at once.
+        // Looking up a key of a map takes constant time.
         (operators::IN, [wanted, within]) if within.key.is_some() => (small, wanted.steps()),
         (operators::IN, [wanted, within]) => {
             let compared = wanted.steps().saturating_mul(within.items);
@@ -259,13 +264,13 @@ fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
         }
         ("startsWith" | "endsWith", [_, part]) => (small, part.steps()),
         ("quote", [text, ..]) => (Size::of(0, text.bytes.saturating_mul(2)), all),
-        // The letters of a text are counted.
+        // Counting the characters of a text takes time.
         ("size", [counted]) if counted.items > 0 => (small, 0),
         ("contains" | "size" | "type" | "int" | "uint" | "double" | "bool", _) => (
             small,
             all.saturating_add(sizes.first().map_or(0, |list| list.items)),
         ),
-        // What it is made of, in some order.
+        // The value is assembled from the operands.
         _ => {
             let bytes = sum(sizes.iter().map(|size| size.bytes));
             let items = sizes.iter().map(|size| size.items).max();
@@ -274,24 +279,25 @@ fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
     }
 }
 
-/// Returns the size of the value of a function that puts it together anew, which costs as much.
+/// Returns the size of the value of a function that assembles a new text or list. The cost is
+/// proportional to it.
 fn put_together(call: &CallExpr, sizes: &[&Size]) -> Option<Size> {
     Some(match (call.func_name.as_str(), sizes) {
         ("split", [text, ..]) => {
-            // Each letter may be a part of its own.
+            // Each character may become a part of its own.
             let most = text.bytes.saturating_sub(BYTES_A_STEP);
             let parts = limit_of(call).map_or(most, |limit| limit.min(most));
             let bytes = parts.saturating_mul(BYTES_A_STEP);
             Size::of(parts, bytes.saturating_add(text.bytes))
         }
-        // Each letter may be replaced, and what is empty stands between all of them.
+        // Each character may be replaced, and an empty text matches between all of them.
         ("replace", [text, _, by, ..]) => Size::of(0, text.bytes.saturating_mul(by.bytes.max(2))),
         ("join", [list, rest @ ..]) => {
             let between = rest.first().map_or(0, |text| text.bytes);
             let between = list.items.saturating_mul(between);
             Size::of(0, between.saturating_add(list.bytes))
         }
-        // A number in full has up to 410 digits, a byte in hexadecimal two.
+        // A number may have up to 410 digits, and a byte two hexadecimal ones.
         ("format", _) => {
             let bytes = sum(sizes.iter().map(|size| size.bytes));
             Size::of(0, bytes.saturating_mul(8))
@@ -300,7 +306,7 @@ fn put_together(call: &CallExpr, sizes: &[&Size]) -> Option<Size> {
     })
 }
 
-/// Returns the most parts that a `split` with a fixed limit gives.
+/// Returns the limit of a `split` with a constant limit.
 fn limit_of(call: &CallExpr) -> Option<u64> {
     match call.args.get(1).map(|limit| &limit.expr) {
         Some(Expr::Literal(LiteralValue::Int(limit))) => u64::try_from(*limit.inner()).ok(),
@@ -308,11 +314,11 @@ fn limit_of(call: &CallExpr) -> Option<u64> {
     }
 }
 
-/// Returns the cost of compiling a pattern and trying it on a text: a byte of it may meet every
-/// state.
+/// Returns the cost of compiling a pattern and matching it against a text: each byte may meet
+/// every state.
 fn of_pattern(pattern: Option<&Expr>, text: &Size) -> u64 {
     let Some(Expr::Literal(LiteralValue::String(pattern))) = pattern else {
-        return u64::MAX; // Refused before, see `check`.
+        return u64::MAX; // Refused by `check`.
     };
     let Some(size) = compiled_bytes(pattern.inner()) else {
         return u64::MAX;
@@ -323,7 +329,8 @@ fn of_pattern(pattern: Option<&Expr>, text: &Size) -> u64 {
         .saturating_add(text.bytes / 8)
 }
 
-/// Returns how large a pattern is when compiled, up to a power of two; `None`: above the limit.
+/// Returns the size of a compiled pattern, rounded up to a power of two. `None` if it is above
+/// the limit.
 fn compiled_bytes(pattern: &str) -> Option<u64> {
     let mut bytes = 1024;
     while bytes <= check::MAX_PATTERN_BYTES {

@@ -1,4 +1,4 @@
-//! An expression that gives a number: how many members a gang has.
+//! Expressions with a number as result, such as the size of a gang.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 
 use super::{CompileError, ENVIRONMENT, MAX_DEPTH, check, compile, first, one_line};
 
-/// Longest expression (bytes): it names a field, and may choose between two.
+/// Longest expression (bytes). It names a field, and may choose between two.
 const MAX_BYTES: usize = 1024;
 
-/// An expression over one object that gives a whole number. It has no loops, so that it costs little
-/// whatever the object holds.
+/// An expression over one object with a whole number as result. It has no loops, so its cost is
+/// small for any object.
 #[derive(Clone)]
 pub struct CountExpression {
-    /// Its text.
+    /// Text of the expression.
     pub expression: String,
     variable: &'static str,
     program: Arc<Program>,
@@ -24,7 +24,7 @@ pub struct CountExpression {
 // === impl CountExpression ===
 
 impl CountExpression {
-    /// Compiles an expression over the variable of this name. The error is for its author.
+    /// Compiles an expression over the named variable. The error is for its author.
     pub fn compile(variable: &'static str, expression: &str) -> Result<Self, CompileError> {
         if expression.len() > MAX_BYTES {
             let found = expression.len();
@@ -53,7 +53,8 @@ impl CountExpression {
             variable,
             program: Arc::new(program),
         };
-        // A name that does not exist is found here; a missing key is the object's matter.
+        // A trial evaluation finds unknown names. Missing keys depend on the object and are no
+        // errors here.
         match compiled.evaluate(&json!({})) {
             Err(ExecutionError::UndeclaredReference(name)) => Err(format!(
                 "unknown name '{name}'; the one variable here is '{variable}'"
@@ -62,7 +63,7 @@ impl CountExpression {
         }
     }
 
-    /// Returns the number for an object; the error says why there is none.
+    /// Returns the number for an object. The error is the reason why there is none.
     pub fn count(&self, object: &Value) -> Result<i64, String> {
         match self.evaluate(object) {
             Ok(CelValue::Int(count)) => Ok(count),
@@ -82,8 +83,8 @@ impl CountExpression {
     }
 }
 
-/// JSON whose whole numbers have a sign, as CEL counts them in an expression: it does not reckon with
-/// numbers of both kinds.
+/// JSON whose whole numbers are signed, like literals in an expression: CEL does not mix signed
+/// and unsigned numbers.
 pub(super) struct Signed<'a>(pub(super) &'a Value);
 
 impl Serialize for Signed<'_> {

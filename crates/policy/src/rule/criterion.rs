@@ -1,5 +1,5 @@
-//! An expression over a node and its `ResourceSlice`s that is true or false: whether the node is ready for
-//! tests, in the language of NVSentinel's lifecycle manager.
+//! Boolean expressions over a node and its `ResourceSlice`s, in the language of NVSentinel's
+//! lifecycle manager, that decide whether the node is ready for tests.
 
 use std::sync::{Arc, LazyLock};
 
@@ -13,14 +13,16 @@ use serde_json::{Value, json};
 use super::count::Signed;
 use super::{CompileError, MAX_DEPTH, MAX_EXPRESSION_BYTES, check, compile, first};
 
-/// Most loops inside one another. It is asked seldom, and a node has some hundred things to loop over.
+/// Most nested loops. Criteria are rarely evaluated, and a node has a few hundred elements to
+/// loop over.
 const MAX_LOOPS: usize = 2;
-/// Functions beside those of all expressions.
+/// Functions in addition to those of all expressions.
 const FUNCTIONS: [&str; 2] = ["quantity", "now"];
-/// The variable of the slices.
+/// Name of the variable with the slices.
 const SLICES: &str = "resourceSlices";
 
-/// An expression over `node` and `resourceSlices`, with the functions `quantity(text)` and `now()`.
+/// An expression over `node` and `resourceSlices`, with the functions `quantity(text)` and
+/// `now()`.
 #[derive(Clone)]
 pub struct Criterion {
     expression: String,
@@ -29,7 +31,7 @@ pub struct Criterion {
 
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut environment = Env::stdlib();
-    // They fail only where a function is declared twice; tests use both.
+    // Both calls fail only if a function is declared twice. Tests use both.
     drop(environment.add_extension(extensions::strings));
     drop(environment.add_overload(
         "quantity",
@@ -40,7 +42,7 @@ static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| {
     Arc::new(environment)
 });
 
-/// Makes a time of CEL of one in writing. It compiles; tests use it.
+/// Converts a timestamp from text to CEL's type. Compiles, as tests show.
 static TIMESTAMP: LazyLock<Option<Program>> =
     LazyLock::new(|| ENVIRONMENT.compile("timestamp(time)").ok());
 
@@ -80,7 +82,8 @@ impl Criterion {
             expression: expression.to_owned(),
             program: Arc::new(program),
         };
-        // A name that does not exist is found here; a missing key is the node's matter.
+        // A trial evaluation finds unknown names. Missing keys depend on the node and are no
+        // errors here.
         let node = json!({"metadata": {"labels": {}, "annotations": {}}, "spec": {}, "status": {}});
         match compiled.evaluate(&node, &[], Timestamp::UNIX_EPOCH) {
             Err(ExecutionError::UndeclaredReference(name)) => Err(format!(
@@ -94,24 +97,24 @@ impl Criterion {
         }
     }
 
-    /// Returns whether it looks at the slices.
+    /// Returns whether the expression reads the slices.
     pub fn reads_slices(&self) -> bool {
         self.expression.contains(SLICES)
     }
 
-    /// Returns whether it reads the clock.
+    /// Returns whether the expression reads the clock.
     pub fn reads_time(&self) -> bool {
         self.expression.contains("now(")
     }
 
-    /// Returns whether it holds; the error says why it could not be evaluated. It has no values in it, so it is the
-    /// same as long as nothing changes.
+    /// Evaluates the expression. The error is the reason why it could not be evaluated. The
+    /// reason contains no values, so it is stable while the node's state is.
     pub fn holds(&self, node: &Value, slices: &[Value], now: Timestamp) -> Result<bool, String> {
         match self.evaluate(node, slices, now) {
             Ok(CelValue::Bool(holds)) => Ok(holds),
             Ok(other) => Err(format!("gives a {}, not true or false", other.type_of())),
             Err(ExecutionError::NoSuchKey(key)) => Err(format!("there is no {key}")),
-            Err(_) => Err("it cannot be evaluated with what the node says".to_owned()),
+            Err(_) => Err("it cannot be evaluated on this node".to_owned()),
         }
     }
 
@@ -131,7 +134,7 @@ impl Criterion {
             let mut written = Context::with_env(ENVIRONMENT.clone());
             written.add_variable_from_value("time", now.to_string());
             let now = program.execute(&written)?;
-            // It fails only where there is such a function already.
+            // Fails only if such a function exists already.
             drop(context.add_function("now", move || now.clone()));
         }
         self.program.execute(&context)
@@ -144,11 +147,11 @@ impl std::fmt::Debug for Criterion {
     }
 }
 
-/// Refuses functions that do not exist: what stands behind a missing key would show much later.
+/// Refuses unknown functions. One after a missing key would otherwise be noticed much later.
 fn check_functions(at: &IdedExpr) -> Result<(), String> {
     if let Expr::Call(call) = &at.expr {
         let name = call.func_name.as_str();
-        // Operators are named by what no function can be.
+        // Operators have names that no function can have.
         let is_name = name.starts_with(|first: char| first.is_ascii_alphabetic());
         let form = match &call.target {
             Some(_) => format!("''.{name}()"),
@@ -236,10 +239,10 @@ mod tests {
             ),
             (r#"quantity(node.status.allocatable["cpu"]) < 1"#, Ok(true)),
             (r#"quantity("8x") > 0"#, Err("cannot be evaluated")),
-            // Its error would have the time in it.
+            // CEL's own error would contain the time.
             (
                 r#"now() - node.metadata.creationTimestamp < duration("30m")"#,
-                Err("it cannot be evaluated with what the node says"),
+                Err("it cannot be evaluated on this node"),
             ),
             (
                 r#"now() - timestamp(node.metadata.creationTimestamp) < duration("30m")"#,
@@ -264,7 +267,7 @@ mod tests {
             (r#"node.metadata.labels["c"] == "b""#, Err("there is no c")),
             ("node.metadata", Err("must be true or false")),
             ("other == 1", Err("unknown name 'other'")),
-            // The time is asked for by now() alone.
+            // The time is available only through now().
             (r#"time == """#, Err("unknown name 'time'")),
             (
                 "has(node.spec.x) && amount(node.spec.x) > 0",

@@ -1,34 +1,34 @@
-//! The values that an expression has looked at: what a person asks next where a rule does not hold.
+//! Values that an expression reads, to explain to people why a rule does not match.
 
 use cel::common::ast::{Expr, IdedExpr, LiteralValue, operators};
 use serde_json::Value;
 
 use super::{RuleKind, check};
 
-/// Most values of one expression.
+/// Most values shown of one expression.
 const MOST: usize = 12;
 /// Longest value, in characters.
 const LONGEST: usize = 120;
 
-/// A step into a value.
+/// A step of a path into a value.
 enum Step {
     Field(String),
     Key(String),
     Index(usize),
 }
 
-/// Returns the values at the paths that `expression` names, as `path = value`.
-pub(super) fn seen(expression: &IdedExpr, kind: RuleKind, variable: &Value) -> Vec<String> {
+/// Returns the values at the paths in `expression`, as `path = value`.
+pub(super) fn values(expression: &IdedExpr, kind: RuleKind, variable: &Value) -> Vec<String> {
     let mut paths = Vec::new();
     collect(expression, kind, variable, &mut paths);
-    let mut seen = Vec::new();
+    let mut shown = Vec::new();
     for path in paths {
         let text = described(kind, &path, variable);
-        if !seen.contains(&text) && seen.len() < MOST {
-            seen.push(text);
+        if !shown.contains(&text) && shown.len() < MOST {
+            shown.push(text);
         }
     }
-    seen
+    shown
 }
 
 fn collect(at: &IdedExpr, kind: RuleKind, variable: &Value, into: &mut Vec<Vec<Step>>) {
@@ -38,7 +38,7 @@ fn collect(at: &IdedExpr, kind: RuleKind, variable: &Value, into: &mut Vec<Vec<S
         }
         return;
     }
-    // `'label' in node.metadata.labels` asks for that label, not for all of them.
+    // `'label' in node.metadata.labels` reads that label rather than all of them.
     if let Expr::Call(call) = &at.expr
         && call.func_name == operators::IN
         && let [key, map] = call.args.as_slice()
@@ -55,7 +55,8 @@ fn collect(at: &IdedExpr, kind: RuleKind, variable: &Value, into: &mut Vec<Vec<S
     }
 }
 
-/// Returns the steps from the variable to what `at` names; `None` where it is something else.
+/// Returns the path from the variable to the value that `at` names. `None` if `at` is not a
+/// path.
 fn path_of(at: &IdedExpr, kind: RuleKind) -> Option<Vec<Step>> {
     match &at.expr {
         Expr::Ident(name) => (name == kind.variable()).then(Vec::new),

@@ -199,7 +199,7 @@ fn rule_lines(group: &str, rule: &Rule, holds: Result<bool, String>, input: &Val
         Err(why) => format!("cannot be evaluated: {why}"),
     };
     let rule_line = format!("  {group}: {} -> {result}", rule.expression);
-    let values = rule.seen(input).into_iter();
+    let values = rule.values(input).into_iter();
     let values = values.map(|value| format!("    {value}"));
     [rule_line].into_iter().chain(values).collect()
 }

@@ -1,4 +1,4 @@
-//! The largest sizes of values in rules: those of events by their limits, and those of nodes.
+//! Largest sizes of values in rules: those of events by their limits, and those of nodes.
 
 use std::rc::Rc;
 
@@ -10,35 +10,35 @@ use serde_json::Value;
 
 use crate::RuleKind;
 
-/// Bytes that are copied or compared in one step; also what a value takes beside its text.
+/// Bytes copied or compared in one step. Also the overhead of a value in addition to its text.
 pub(super) const BYTES_A_STEP: u64 = 64;
-/// Room for the marks that connectors put among the metadata of an event.
+/// Room for the entries that connectors add to the metadata of an event.
 const MARKS: usize = 16;
-/// Most entries of a list or map of a node, for rules that loop: labels, conditions, taints.
-/// The API server sets no limit; nodes have a tenth of it.
+/// Most entries of a list or map of a node for rules with loops: labels, conditions, taints.
+/// The API server sets no limit; real nodes have a tenth of this.
 pub const MAX_NODE_ITEMS: usize = 1024;
-/// Most text of a node, in bytes, for rules that loop: what etcd takes for one object.
+/// Most text of a node for rules with loops, in bytes: what etcd accepts for one object.
 pub const MAX_NODE_BYTES: usize = 1536 * 1024;
-/// Longest key and value of a label, and most text of all annotations, in Kubernetes.
+/// Largest label key, label value, and total of annotations in Kubernetes, in bytes.
 const LABEL_KEY_BYTES: usize = 317;
 const LABEL_VALUE_BYTES: usize = 63;
 const ANNOTATIONS_BYTES: usize = 256 * 1024;
 
-/// The largest size of a value.
+/// Largest size of a value.
 #[derive(Clone)]
 pub(super) struct Size {
-    /// Entries, of a list or map.
+    /// Number of entries of a list or map.
     pub(super) items: u64,
-    /// The size of all of it, [`BYTES_A_STEP`] for each value and its text.
+    /// Size in bytes: [`BYTES_A_STEP`] for each contained value, plus its text.
     pub(super) bytes: u64,
-    /// A key, where a loop over it is known to see its keys.
+    /// Size of a key, if a loop over the value is known to iterate over keys.
     pub(super) key: Option<Rc<Size>>,
-    /// An element; one of which nothing is known can be as large as the whole.
+    /// Size of an element. If unknown, an element can be as large as the whole.
     pub(super) each: Option<Rc<Size>>,
 }
 
-/// Returns why a rule that loops is not asked about a node: it is larger than what rules are
-/// measured by when they are loaded.
+/// Returns why a rule with a loop cannot be evaluated on a node: the node is larger than
+/// assumed when rules are loaded.
 pub(in crate::rule) fn too_large(node: &Value) -> Option<String> {
     let mut bytes = 0;
     let items = measure(node, &mut bytes);
@@ -53,7 +53,8 @@ pub(in crate::rule) fn too_large(node: &Value) -> Option<String> {
     })
 }
 
-/// Returns the most entries of a list or map in a value; adds its text to `bytes`.
+/// Returns the largest number of entries of any list or map in a value. Adds the value's text
+/// to `bytes`.
 fn measure(value: &Value, bytes: &mut usize) -> usize {
     match value {
         Value::String(text) => {
@@ -76,12 +77,12 @@ fn measure(value: &Value, bytes: &mut usize) -> usize {
 // === impl Size ===
 
 impl Size {
-    /// Returns a text of so many bytes, or a value of which there is no more to know.
+    /// Returns the size of a text of `bytes`, or of a value without text.
     pub(super) fn text(bytes: usize) -> Self {
         Self::of(0, BYTES_A_STEP.saturating_add(count(bytes)))
     }
 
-    /// Returns a value of which only this is known.
+    /// Returns a size without known keys and elements.
     pub(super) fn of(items: u64, bytes: u64) -> Self {
         Self {
             items,
@@ -117,12 +118,12 @@ impl Size {
         self.each.as_deref().unwrap_or(self).clone()
     }
 
-    /// Returns the steps to copy, compare or search it.
+    /// Returns the steps to copy, compare or search the value.
     pub(super) fn steps(&self) -> u64 {
         self.bytes / BYTES_A_STEP
     }
 
-    /// Returns one or the other.
+    /// Returns a size that covers either value.
     pub(super) fn or(&self, other: &Self) -> Self {
         Self {
             items: self.items.max(other.items),
@@ -132,7 +133,7 @@ impl Size {
         }
     }
 
-    /// Returns one behind the other.
+    /// Returns the size of both values concatenated.
     pub(super) fn and(&self, other: &Self) -> Self {
         Self {
             items: self.items.saturating_add(other.items),
@@ -141,7 +142,7 @@ impl Size {
         }
     }
 
-    /// Returns the size of a literal.
+    /// Returns the size of a literal value.
     pub(super) fn of_literal(literal: &LiteralValue) -> Self {
         match literal {
             LiteralValue::String(text) => Self::text(text.inner().len()),
@@ -154,7 +155,7 @@ impl Size {
         }
     }
 
-    /// Returns the whole variable.
+    /// Returns the size of the whole variable.
     pub(super) fn of_variable(kind: RuleKind) -> Self {
         if kind == RuleKind::Node {
             return Self::of_node();
@@ -167,7 +168,7 @@ impl Size {
         )
     }
 
-    /// Returns a part of a node of which nothing more is known.
+    /// Returns the size of an arbitrary part of a node.
     fn of_node() -> Self {
         let values = count(MAX_NODE_ITEMS).saturating_mul(BYTES_A_STEP);
         Self::of(
@@ -176,7 +177,7 @@ impl Size {
         )
     }
 
-    /// Returns a field of the variable, where its own limits are known.
+    /// Returns the size of a field of the variable, if it has its own limits.
     pub(super) fn of_path(kind: RuleKind, path: &[&str]) -> Option<Self> {
         let items = count(MAX_ITEMS);
         let labels = count(MAX_NODE_ITEMS);
@@ -209,14 +210,14 @@ impl Size {
             (_, ["customRecommendedAction" | "recommendedAction"]) => {
                 Some(Self::text(MAX_VALUE_BYTES))
             }
-            // Names, numbers, and maps of two of them.
+            // Names, numbers, and maps with two of them.
             (_, [_]) => Some(Self::of(2, 4 * BYTES_A_STEP + count(MAX_NAME_BYTES))),
             _ => None,
         }
     }
 }
 
-/// Returns a size that covers either; where nothing is known of one, nothing is.
+/// Returns a size that covers either. `None` if one is unknown.
 fn both(one: Option<&Size>, other: Option<&Size>) -> Option<Rc<Size>> {
     one.zip(other).map(|(one, other)| Rc::new(one.or(other)))
 }
