@@ -1,11 +1,11 @@
-//! From the open faults of a node to what is wanted for it.
+//! Assessment: from the open faults of a node to the desired state of the node.
 //!
-//! Recomputed from all open faults whenever anything has changed from which it follows (`fleet/desired.rs`): a second
-//! fault is taken in at once, and the recovery of one of two takes back only what that one asked for.
+//! Computed from all open faults whenever an input changes (`fleet/desired.rs`): a second fault
+//! takes effect at once, and the recovery of one of two faults reverts only what that fault
+//! requested.
 
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use contract::{HealthEvent, RecommendedAction, keys};
 use jiff::Timestamp;
@@ -16,120 +16,71 @@ use model::node::{NodeView, Taint, label_value};
 use model::ownership::Ownership;
 
 use crate::{
-    EventVariable, NodeVariable, Policy, Route, RouteDrain, Routed, RuleSet, RuleSetAnswer,
-    event_variable,
+    EventVariable, NodeVariable, Policy, Route, RouteDrain, Routed, RuleSet, event_variable,
 };
 
 mod devices;
 mod judge;
 mod remaining;
+mod ruling;
 
 use devices::DeviceFaults;
-use judge::{Answers, judge};
+use judge::judge;
 
-/// The state that is wanted for a node.
+pub use ruling::{Dismissal, DismissedBy, FaultRuling, Ruling, is_notice};
+
+/// Desired state of a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Desired {
     /// True if the node is to be cordoned.
     pub cordon: bool,
-    /// Taints that it should carry, sorted, one per key and effect.
+    /// Taints of the node, sorted, one per key and effect.
     pub taints: Vec<Taint>,
-    /// Rule sets that ask for it, in the order of the policy.
+    /// Names of the matching rule sets, in the order of the policy.
     pub rule_sets: Vec<String>,
-    /// Taints that single devices of it should carry, of each one per key.
+    /// Taints of single devices of the node, one per device and key.
     pub devices: BTreeMap<DeviceId, Vec<DeviceTaint>>,
-    /// How far its pods should have left; `None`: they stay.
+    /// Desired progress of the drain. `None` if pods stay.
     pub drain: Option<DrainProgress>,
-    /// The GPUs whose pods those are, by UUID; empty: all of its pods.
+    /// UUIDs of the GPUs whose pods are drained. Empty for all pods of the node.
     pub drain_gpus: Vec<String>,
-    /// What its session is to say of its remediation.
+    /// Remediation state to record in the session.
     pub remediation: Option<RemediationMark>,
-    /// The events of the faults for which it is wanted, gravest first.
+    /// Events of the faults that take the node out of service, gravest first.
     pub events: Vec<CountedEvent>,
-    /// The name of who counts as having cordoned the node, where a sender's override forces it.
+    /// Name recorded as the one who cordoned the node, if a sender's override forces the
+    /// quarantine.
     pub forced_by: Option<String>,
-    /// The decision about each open fault, gravest first.
+    /// Decision about each open fault, gravest first.
     pub rulings: Vec<FaultRuling>,
 }
 
-/// A stage of the drain of a node.
+/// Progress of a node's drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainProgress {
-    /// Pods leave it.
+    /// Pods are being removed.
     Draining,
-    /// All pods that were to leave have left.
+    /// All pods that had to leave have left.
     Drained,
 }
 
-/// The decision about one open fault. Displayed for people.
-#[derive(Clone, Debug, PartialEq)]
-pub struct FaultRuling {
-    /// [`Fault::title`].
-    pub fault: String,
-    /// The decision.
-    pub ruling: Ruling,
-    /// The reason why it deletes no pods of its device, where the policy asks for that.
-    pub lowered: Option<&'static str>,
-    /// The route of the policy that it takes, where it is one of those for which the node is out.
-    pub route: Option<Routed>,
-}
-
-/// A decision about an open fault, and who made it, in order of precedence. Displayed for people.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Ruling {
-    /// The node is handed over to an external system (label
-    /// [`HANDED_OVER_LABEL`](keys::HANDED_OVER_LABEL)).
-    HandedOver,
-    /// A person has dismissed it, and it was not reported since.
-    Dismissed(Dismissal),
-    /// Its sender asks to quarantine.
-    Forced,
-    /// Its sender asks not to quarantine.
-    Skipped,
-    /// The policy was asked.
-    Judged {
-        /// True if a rule set that matches asks for anything.
-        wanted: bool,
-        /// The answer of each rule set, in the order of the policy.
-        answers: Vec<(String, RuleSetAnswer)>,
-    },
-}
-
-/// An event for which a node is quarantined.
+/// An event that takes a node out of service.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CountedEvent {
-    /// The event that stands for the fault.
+    /// Event that stands for the faults.
     pub event: HealthEvent,
-    /// The event itself where all that it reports is open, else the parts that are.
+    /// Parts of the event that are still open. The event itself if that is all of it.
     pub open: Vec<HealthEvent>,
-    /// The time at which the newest report of the fault was accepted.
+    /// Time of the acceptance of the faults' newest report.
     pub accepted_at: Timestamp,
-    /// The time at which the fault was first observed.
+    /// Time of the faults' first observation.
     pub first_seen: Timestamp,
-    /// The route of the policy that it takes; `None`: it gets all stages.
+    /// Route that the event takes. `None` if it gets all stages.
     pub route: Option<Routed>,
 }
 
-/// Faults that do not count, because a person has dismissed them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dismissal {
-    /// The faults that were last reported up to then.
-    pub up_to: Timestamp,
-    /// The way in which they were dismissed.
-    pub by: DismissedBy,
-}
-
-/// A way in which a person dismisses faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DismissedBy {
-    /// The node was released by hand.
-    Released,
-    /// The nodes that the circuit breaker held back were dropped (`cursor: CREATE`).
-    Dropped,
-}
-
-/// Returns what `policy` asks for, given the open faults of a node, without those dismissed.
-/// `devices` are those of the node that can be tainted each on its own.
+/// Returns the desired state of a node according to `policy` and the node's open faults, except
+/// the dismissed ones. `devices` are the devices of the node that can be tainted individually.
 pub fn assess(
     faults: &[Fault],
     policy: &Policy,
@@ -140,7 +91,7 @@ pub fn assess(
     let mut faults: Vec<&Fault> = faults.iter().collect();
     faults.sort_by(|a, b| Fault::by_gravity(a, b));
     let rule_sets = policy.rule_sets_of(node);
-    // Most nodes have no faults, and a fault may ask no rule.
+    // Created lazily: most nodes have no faults, and some faults need no rule.
     let variable = LazyCell::new(|| {
         let mut routes = policy.routes.iter().map(|route| &route.rules);
         let whole = rule_sets.iter().any(RuleSet::reads_whole_node)
@@ -155,7 +106,7 @@ pub fn assess(
     let mut desired = Desired::default();
     let mut counted: Vec<(CountedEvent, Vec<&Fault>)> = Vec::new();
     let unruled: Vec<Option<Ruling>> = (faults.iter())
-        .map(|fault| unasked(fault, handed_over, dismissed))
+        .map(|fault| ruling::without_rules(fault, handed_over, dismissed))
         .collect();
     let asked = faults
         .iter()
@@ -193,7 +144,7 @@ pub fn assess(
             one.route = route(&one.event.id);
         }
     }
-    // In the order of the policy, whatever order the faults came in: deterministic.
+    // In the order of the policy, to be independent of the order of faults.
     let matched = |index: usize| desired.rulings.iter().any(|one| one.ruling.matched(index));
     let matched: Vec<(usize, &RuleSet)> = (rule_sets.iter().enumerate())
         .filter(|(index, _)| matched(*index))
@@ -228,30 +179,15 @@ pub fn assess(
     desired
 }
 
-/// Returns the decision about a fault for which no rule is asked; `None` where the rules decide.
-fn unasked(fault: &Fault, handed_over: bool, dismissed: Option<Dismissal>) -> Option<Ruling> {
-    if handed_over {
-        return Some(Ruling::HandedOver);
-    }
-    if let Some(dismissed) = dismissed.filter(|one| fault.dismissed(one.up_to)) {
-        return Some(Ruling::Dismissed(dismissed));
-    }
-    let overrides = fault.event.quarantine_overrides.unwrap_or_default();
-    if overrides.force {
-        return Some(Ruling::Forced);
-    }
-    overrides.skip.then_some(Ruling::Skipped)
-}
-
-/// Returns whether an operator has handed the node to an external system for its repair, and we
-/// have not taken it out before: it has its own taint, and is not ours to touch.
+/// Returns whether an operator handed the node over to an external system before gpuwarden took
+/// it out of service. Such a node has its own taint and must not be changed.
 fn is_handed_over(node: &NodeView) -> bool {
     node.is_handed_over() && Ownership::read(node).is_none()
 }
 
-/// Returns the taints that rule sets ask for, one for each key and effect, as many as a node can
-/// have. Of several effects of one key and value, that of the higher priority stays; then of
-/// several values of one key and effect that of the higher priority, or the lesser one.
+/// Returns the taints requested by the rule sets, one per key and effect, as on a node. For a
+/// key and value with several effects, the highest priority wins. After that, for a key and
+/// effect with several values, the highest priority wins, then the smallest value.
 fn taints(rule_sets: &[&RuleSet]) -> Vec<Taint> {
     let mut of_value: BTreeMap<(&str, &str), (i64, &Taint)> = BTreeMap::new();
     for rule_set in rule_sets {
@@ -273,8 +209,8 @@ fn taints(rule_sets: &[&RuleSet]) -> Vec<Taint> {
     kept.into_values().cloned().collect()
 }
 
-/// Adds a fault to the events that count. One event may stand for several faults (two GPUs, two
-/// codes).
+/// Adds a fault to the events that take the node out. One event may stand for several faults
+/// (two GPUs, two codes).
 fn count<'a>(counted: &mut Vec<(CountedEvent, Vec<&'a Fault>)>, fault: &'a Fault) {
     let mut events = counted.iter_mut();
     if let Some((known, open)) = events.find(|(known, _)| known.event.id == fault.event.id) {
@@ -293,7 +229,7 @@ fn count<'a>(counted: &mut Vec<(CountedEvent, Vec<&'a Fault>)>, fault: &'a Fault
     counted.push((event, vec![fault]));
 }
 
-/// Returns `<agent>-<creator>`, as the reference names who forced a quarantine.
+/// Returns `<agent>-<creator>`, NVSentinel's name for who forced a quarantine.
 fn forced_by(event: &HealthEvent) -> String {
     match event.metadata.get("creator_id") {
         Some(creator) => format!("{}-{creator}", event.agent),
@@ -301,21 +237,12 @@ fn forced_by(event: &HealthEvent) -> String {
     }
 }
 
-/// Returns whether nothing waits for the repair of a fault: by its reporter's word, and by the
-/// policy.
-pub fn is_notice(fault: &Fault, rulings: &[FaultRuling]) -> bool {
-    fault.notice_until().is_some() && {
-        let title = fault.title();
-        let mut rulings = rulings.iter();
-        !rulings.any(|one| one.fault == title && one.ruling.asks())
-    }
-}
-
 // === impl Desired ===
 
 impl Desired {
-    /// Returns what is wanted of the pods of a node that says it is out for these events, by the words of their
-    /// senders and by the routes of `policy`.
+    /// Returns the desired drain and remediation of a node out of service for `events`, which
+    /// it lists itself. They follow from the overrides of the senders and the routes of
+    /// `policy`.
     pub fn of_listed(events: &[HealthEvent], policy: Option<&Policy>, node: &NodeView) -> Self {
         let routes = policy.map_or(&[][..], |policy| &policy.routes);
         let node = LazyCell::new(|| NodeVariable::new(&node.object()));
@@ -345,27 +272,27 @@ impl Desired {
         self.takes_node_out() || taints.any(|taint| taint.effect > TaintEffect::None)
     }
 
-    /// Returns whether the node as a whole is to be taken out of service.
+    /// Returns whether the whole node is to be taken out of service.
     pub fn takes_node_out(&self) -> bool {
         self.cordon || !self.taints.is_empty()
     }
 
-    /// Returns whether any event for which the node is out leaves its pods to the drain: `Some(true)`
-    /// where one asks that no pod is waited for, `None` where all ask that they stay.
+    /// Returns whether any event drains the node: `Some(true)` if one requests a forceful
+    /// drain, `None` if pods stay for all events.
     pub fn drains(&self) -> Option<bool> {
         let mut asks = self.events.iter().filter_map(CountedEvent::drains);
         let first = asks.next()?;
         Some(first || asks.any(|force| force))
     }
 
-    /// Returns whether any event for which the node is out is repaired, by the routes of the policy.
+    /// Returns whether any event may be remediated according to the policy's routes.
     pub fn repairs(&self) -> bool {
         let mut events = self.events.iter();
         events.any(|one| one.unrepaired_by().is_none())
     }
 
-    /// Returns for which routes of the policy pods stay where all do; `None`: for the senders' words
-    /// alone.
+    /// Returns the routes that keep pods on the node, for people. `None` if pods stay only
+    /// because of senders' overrides.
     pub fn skipped_by(&self) -> Option<String> {
         let routes = self.events.iter().filter_map(CountedEvent::kept_by_route);
         let titles: BTreeSet<String> = routes.map(Routed::title).collect();
@@ -373,8 +300,8 @@ impl Desired {
         (!titles.is_empty()).then(|| titles.join(" and "))
     }
 
-    /// Returns the GPUs by UUID that are to be reset, where that is all that its faults ask for: of each
-    /// fault that leaves pods to the drain it is known which GPU it is.
+    /// Returns the UUIDs of the GPUs to reset. `None` unless all draining faults request a
+    /// reset and name their GPU.
     pub fn reset_gpus(&self) -> Option<Vec<String>> {
         let mut gpus = BTreeSet::new();
         for event in self
@@ -392,9 +319,9 @@ impl Desired {
                 .map(|one| one.entity_value.clone())
                 .filter(|uuid| !uuid.is_empty())
                 .collect();
-            let said = event.metadata.get(keys::META_GPU_UUID);
+            let noted = event.metadata.get(keys::META_GPU_UUID);
             let named = if named.is_empty() {
-                said.cloned().into_iter().collect()
+                noted.cloned().into_iter().collect()
             } else {
                 named
             };
@@ -406,7 +333,7 @@ impl Desired {
         (!gpus.is_empty()).then(|| gpus.into_iter().collect())
     }
 
-    /// Adds the taint of the data-flow document, with the gravest fault's check as value.
+    /// Adds NVSentinel's unhealthy taint, with the check of the gravest fault as value.
     fn add_unhealthy(&mut self) {
         let Some(gravest) = self.events.first() else {
             return;
@@ -427,8 +354,8 @@ impl Desired {
 // === impl CountedEvent ===
 
 impl CountedEvent {
-    /// Returns whether it leaves pods to the drain: `Some(true)` where none is waited for, `None` where they
-    /// stay. Its sender's word goes before the policy's.
+    /// Returns whether the event drains the node: `Some(true)` for a forceful drain, `None` if
+    /// pods stay. Overrides of the sender take precedence over the policy.
     fn drains(&self) -> Option<bool> {
         let overrides = self.event.drain_overrides.unwrap_or_default();
         if overrides.skip {
@@ -444,121 +371,16 @@ impl CountedEvent {
         }
     }
 
-    /// Returns the route for which its pods stay.
+    /// Returns the route that keeps the event's pods on the node.
     fn kept_by_route(&self) -> Option<&Routed> {
         let skips = self.event.drain_overrides.unwrap_or_default().skip;
         let stays = !skips && self.drains().is_none();
         self.route.as_ref().filter(|_| stays)
     }
 
-    /// Returns the route for which it is not repaired.
+    /// Returns the route that rules out a remediation of the event.
     pub fn unrepaired_by(&self) -> Option<&Routed> {
         self.route.as_ref().filter(|route| !route.remediate)
-    }
-}
-
-// === impl Ruling ===
-
-impl Ruling {
-    /// Returns the decision of the rules about a fault, whose event they were asked about.
-    fn judged(answers: &BTreeMap<&str, Answers>, fault: &Fault, rule_sets: &[RuleSet]) -> Self {
-        let answers = answers.get(fault.event.id.as_str()).cloned();
-        let answers = answers.unwrap_or_default();
-        let mut both = answers.iter().zip(rule_sets);
-        let wanted = both.any(|((_, answer), set)| *answer == RuleSetAnswer::Matched && set.asks());
-        Self::Judged { wanted, answers }
-    }
-
-    /// Returns whether it asks for anything to be done.
-    pub fn asks(&self) -> bool {
-        matches!(self, Self::Forced | Self::Judged { wanted: true, .. })
-    }
-
-    /// Returns whether the rule set at `index` of the policy matches the fault.
-    fn matched(&self, index: usize) -> bool {
-        let Self::Judged { answers, .. } = self else {
-            return false;
-        };
-        matches!(answers.get(index), Some((_, RuleSetAnswer::Matched)))
-    }
-
-    /// Returns whether the operator's label on the node ([`keys::MANAGED_LABEL`]) is what keeps it
-    /// in service.
-    pub fn opted_out(&self, node: &NodeView) -> bool {
-        let Self::Judged {
-            wanted: false,
-            answers,
-        } = self
-        else {
-            return false;
-        };
-        let by_label = |answer: &RuleSetAnswer| matches!(answer, RuleSetAnswer::NotMatched(expression) if expression.contains(keys::MANAGED_LABEL));
-        node.labels
-            .get(keys::MANAGED_LABEL)
-            .is_some_and(|value| value == "false")
-            && answers.iter().any(|(_, answer)| by_label(answer))
-    }
-}
-
-impl fmt::Display for Ruling {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::HandedOver => write!(
-                f,
-                "the node is handed over for repair (label {}=false)",
-                keys::HANDED_OVER_LABEL
-            ),
-            Self::Dismissed(Dismissal { by, .. }) => f.write_str(match by {
-                DismissedBy::Released => {
-                    "dismissed when the node was released by hand; a newer report counts"
-                }
-                DismissedBy::Dropped => {
-                    "dropped when the circuit breaker was reset with cursor CREATE; a newer \
-                     report counts"
-                }
-            }),
-            Self::Forced => f.write_str("its sender asks to quarantine (force)"),
-            Self::Skipped => f.write_str("its sender asks not to quarantine (skip)"),
-            Self::Judged { wanted, answers } => {
-                let (for_it, against): (Vec<_>, Vec<_>) = answers
-                    .iter()
-                    .map(|(name, answer)| {
-                        (
-                            *answer == RuleSetAnswer::Matched,
-                            format!("'{name}' {answer}"),
-                        )
-                    })
-                    .partition(|(matched, _)| *matched);
-                let mut parts: Vec<String> = (for_it.into_iter())
-                    .map(|(_, said)| format!("rule set {said}"))
-                    .collect();
-                if !wanted {
-                    let against: Vec<String> = against.into_iter().map(|(_, said)| said).collect();
-                    let why = match (answers.as_slice(), against.as_slice()) {
-                        ([], _) => "the policy has no rule sets".to_owned(),
-                        (_, []) => "what matches asks for nothing".to_owned(),
-                        _ => against.join(", "),
-                    };
-                    parts.push(format!("quarantines nothing: {why}"));
-                }
-                f.write_str(&parts.join("; "))
-            }
-        }
-    }
-}
-
-// === impl FaultRuling ===
-
-impl fmt::Display for FaultRuling {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.fault, self.ruling)?;
-        if let Some(route) = &self.route {
-            write!(f, "; {route}")?;
-        }
-        match self.lowered {
-            Some(why) => write!(f, "; NoExecute is asked for and not set: {why}"),
-            None => Ok(()),
-        }
     }
 }
 

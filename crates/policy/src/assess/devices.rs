@@ -1,8 +1,8 @@
 //! From the open faults of a node to the taints of its single devices.
 //!
-//! A fault is placed on the devices of the GPU that it names. Where it names one that no slice
-//! lists, it may be any: then all devices of the node are marked as unmonitored, and no rule set
-//! spares the node because of it.
+//! A fault is attributed to the devices of the GPU that it names. If no slice lists that GPU,
+//! the fault may concern any device: all devices of the node are then marked as unmonitored,
+//! and no rule set keeps the node in service.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use model::reporter::Authority;
 use super::{FaultRuling, Ruling};
 use crate::{DeviceTaints, RuleSet};
 
-/// The checks of one dimension each; XIDs are known by their code.
+/// Checks that belong to one dimension each. XIDs are recognised by their code.
 const CHECKS: [(&str, Dimension); 8] = [
     (keys::CHECK_GPU_FALLEN_OFF, Dimension::GpuLost),
     (keys::CHECK_GPU_INIT, Dimension::GpuLost),
@@ -27,13 +27,13 @@ const CHECKS: [(&str, Dimension); 8] = [
     (keys::CHECK_GPU_THERMAL_MARGIN, Dimension::Thermal),
     (keys::CHECK_GPU_THERMAL, Dimension::Thermal),
 ];
-/// The code that says, of whatever check, that nobody looks at a GPU.
+/// Code for a GPU that is not monitored, from any check.
 const UNMONITORED: &str = "GPU_UNMONITORED";
-/// The codes that say, of whatever check, that a GPU is gone: of an XID, of the kernel's line
-/// without one, and of DCGM.
+/// Codes for a lost GPU, from any check: of the XID, of the kernel's line without an XID, and
+/// of DCGM.
 const LOST: [&str; 3] = ["79", keys::CODE_GPU_FALLEN_OFF, "DCGM_FR_FALLEN_OFF_BUS"];
 
-/// The open faults of a node that concern single devices, with the decision about each.
+/// The open faults of a node with their decisions, and the devices of the node.
 pub(super) struct DeviceFaults<'a> {
     policy: &'a DeviceTaints,
     rule_sets: &'a [RuleSet],
@@ -41,26 +41,26 @@ pub(super) struct DeviceFaults<'a> {
     faults: Vec<(&'a Fault, &'a Ruling)>,
 }
 
-/// The devices that a fault concerns.
+/// Devices that a fault concerns.
 enum Place<'a> {
-    /// Those of the GPU that it names.
+    /// Devices of the GPU that the fault names.
     Gpu(Vec<&'a DeviceId>),
-    /// Any: it names no GPU, or one that no slice lists.
+    /// Possibly any device: the fault names no GPU, or one that no slice lists.
     Any,
 }
 
-/// The taint that faults ask for, for one dimension of a device.
+/// Taint for one dimension of a device, merged from several faults.
 #[derive(Default)]
-struct Said<'a> {
+struct MergedTaint<'a> {
     effect: TaintEffect,
-    /// The newest value, and when it was last seen.
+    /// Code of the most recently observed fault, and the time of the observation.
     newest: Option<(Timestamp, &'a str)>,
 }
 
 // === impl DeviceFaults ===
 
 impl<'a> DeviceFaults<'a> {
-    /// Returns those of `faults`, each of which has its place among `rulings`.
+    /// Pairs `faults` with `rulings`, which have the same order.
     pub(super) fn of(
         faults: &[&'a Fault],
         rulings: &'a [FaultRuling],
@@ -77,9 +77,9 @@ impl<'a> DeviceFaults<'a> {
         }
     }
 
-    /// Returns whether the rule set at `index` leaves the node in service: all that it matches is
-    /// of so few GPUs as it says, and each of these has a taint. A fault of the links between GPUs
-    /// is never of one alone.
+    /// Returns whether the rule set at `index` leaves the node in service: its faults concern no
+    /// more GPUs than allowed, and each of these GPUs gets a taint. A fault of a link between GPUs
+    /// never concerns one GPU alone.
     pub(super) fn spare_node(&self, index: usize) -> bool {
         let rule_set = self.rule_sets.get(index);
         let Some(most) = rule_set.and_then(|rule_set| rule_set.taint_devices) else {
@@ -104,10 +104,10 @@ impl<'a> DeviceFaults<'a> {
         gpus == tainted && u32::try_from(gpus.len()).is_ok_and(|gpus| gpus <= most)
     }
 
-    /// Returns the taints that the devices of `node` ought to have, by key, but for those that the
-    /// driver itself has put there with an effect as strong.
+    /// Returns the desired taints of the devices of `node`, ordered by key. Taints that the
+    /// driver itself publishes with at least the same effect are left out.
     pub(super) fn taints(&self, node: &NodeView) -> BTreeMap<DeviceId, Vec<DeviceTaint>> {
-        let mut said: BTreeMap<&DeviceId, BTreeMap<Dimension, Said<'a>>> = BTreeMap::new();
+        let mut merged: BTreeMap<&DeviceId, BTreeMap<Dimension, MergedTaint<'a>>> = BTreeMap::new();
         for (fault, ruling) in &self.faults {
             if !counts(fault, ruling, node) {
                 continue;
@@ -116,23 +116,23 @@ impl<'a> DeviceFaults<'a> {
                 let (devices, dimension, named) = self.concerned(fault, dimension);
                 let effect = self.effect(fault, ruling, dimension, named);
                 for device in devices {
-                    let said = said.entry(device).or_default().entry(dimension);
-                    said.or_default().add(fault, effect);
+                    let taint = merged.entry(device).or_default().entry(dimension);
+                    taint.or_default().add(fault, effect);
                 }
             }
         }
-        let taints = said.into_iter().map(|(device, said)| {
-            let taints = said
+        let taints = merged.into_iter().map(|(device, taints)| {
+            let taints = taints
                 .into_iter()
-                .map(|(dimension, said)| said.taint(dimension));
+                .map(|(dimension, taint)| taint.taint(dimension));
             let taints = taints.filter(|taint| !self.is_published(device, taint));
             (device.clone(), taints.collect::<Vec<_>>())
         });
         taints.filter(|(_, taints)| !taints.is_empty()).collect()
     }
 
-    /// Returns of each fault, in order, why it deletes no pods although the policy asks for that;
-    /// `None` where it does not ask.
+    /// Returns for each fault, in order, why it deletes no pods although the policy requests
+    /// that. `None` if the policy does not, or pods are deleted.
     pub(super) fn lowered(&self, node: &NodeView) -> Vec<Option<&'static str>> {
         let lowered = |(fault, ruling): &(&Fault, &Ruling)| {
             let asks = |dimension| self.policy.effect(dimension) == TaintEffect::NoExecute;
@@ -143,20 +143,20 @@ impl<'a> DeviceFaults<'a> {
         self.faults.iter().map(lowered).collect()
     }
 
-    /// Returns why a fault is no proof that this very GPU is gone; `None` where it is.
+    /// Returns why a fault does not prove that this GPU is gone. `None` if it does.
     fn not_proven(&self, fault: &Fault) -> Option<&'static str> {
         match self.place(fault) {
-            Place::Any if names_gpu(fault) => Some("no slice lists the GPU that it names"),
+            Place::Any if names_gpu(fault) => Some("no slice lists its GPU"),
             Place::Any => Some("it names no GPU"),
             Place::Gpu(_) if fault.authority != Authority::Trusted => {
-                Some("a user reports it, and neither a monitor nor who administers the machine")
+                Some("it was reported by a user, not by a monitor or an administrator")
             }
             Place::Gpu(_) => None,
         }
     }
 
-    /// Returns the devices that a fault of this dimension concerns, the dimension that is said of
-    /// them, and whether the fault names their GPU.
+    /// Returns the devices that a fault of this dimension concerns, the dimension to taint, and
+    /// whether the fault names their GPU.
     fn concerned(
         &self,
         fault: &Fault,
@@ -166,15 +166,15 @@ impl<'a> DeviceFaults<'a> {
         let of_node = matches!(dimension, Dimension::GpuLost | Dimension::Unmonitored);
         match self.place(fault) {
             Place::Gpu(devices) => (devices, dimension, true),
-            // One of them is gone, or nobody looks at any.
+            // An unknown GPU is gone, or none is monitored.
             Place::Any if !names_gpu(fault) && of_node => (all(), dimension, false),
             Place::Any if names_gpu(fault) => (all(), Dimension::Unmonitored, false),
             Place::Any => (Vec::new(), dimension, false),
         }
     }
 
-    /// Returns the effect of a fault. Pods are deleted only where those who administer the machine
-    /// say of this very GPU that it is gone.
+    /// Returns the effect of a fault. Pods are deleted only if a trusted reporter states that
+    /// this GPU is gone.
     fn effect(
         &self,
         fault: &Fault,
@@ -215,13 +215,13 @@ impl<'a> DeviceFaults<'a> {
     }
 }
 
-// === impl Said ===
+// === impl MergedTaint ===
 
-impl<'a> Said<'a> {
+impl<'a> MergedTaint<'a> {
     fn add(&mut self, fault: &'a Fault, effect: TaintEffect) {
         self.effect = self.effect.max(effect);
-        let said = Some((fault.last_seen, fault.code.as_str()));
-        self.newest = self.newest.max(said);
+        let observed = Some((fault.last_seen, fault.code.as_str()));
+        self.newest = self.newest.max(observed);
     }
 
     fn taint(&self, dimension: Dimension) -> DeviceTaint {
@@ -237,8 +237,7 @@ impl<'a> Said<'a> {
     }
 }
 
-/// Returns the dimensions of a GPU's health that a fault is of. A GPU that has fallen off the bus
-/// by an XID is of two.
+/// Returns the dimensions of a fault. A GPU that fell off the bus with an XID belongs to two.
 fn dimensions(fault: &Fault) -> Vec<Dimension> {
     if fault.event.component_class != keys::COMPONENT_GPU {
         return Vec::new();
@@ -255,8 +254,8 @@ fn dimensions(fault: &Fault) -> Vec<Dimension> {
     found.into_iter().collect()
 }
 
-/// Returns whether a fault counts: not one that somebody has set aside, or for whose repair nothing
-/// waits.
+/// Returns whether a fault counts: it was not set aside by anybody, and it is not a notice that
+/// the policy ignores.
 fn counts(fault: &Fault, ruling: &Ruling, node: &NodeView) -> bool {
     match ruling {
         Ruling::Forced => true,

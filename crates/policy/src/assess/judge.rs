@@ -1,4 +1,4 @@
-//! Asking the rules about the events of a node's faults.
+//! Evaluation of rule sets on the events of a node's faults.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,19 @@ use model::reporter::Authority;
 
 use crate::{EventVariable, MAX_POLICY_COST, NodeVariable, RuleSet, RuleSetAnswer, event_variable};
 
-/// Most steps that a look takes for what users report: about half a second at 50 ns a step, which is
-/// reckoned and not measured, for the work of a rule is known by its worst case. One event takes less,
-/// whatever the policy.
+/// Budget of steps per evaluation of a node for users' events: about half a second at an
+/// estimated 50 ns per step, since the cost of a rule is that of its worst case. Always
+/// sufficient for one event, whatever the policy.
 const MAX_USERS_COST: u64 = MAX_POLICY_COST + MAX_POLICY_COST / 4;
 
-/// The answers of all rule sets about an event, with their names.
+/// Answers of all rule sets about one event, with their names.
 pub(super) type Answers = Vec<(String, RuleSetAnswer)>;
 
-/// Returns the answers of the rule sets, by the id of the event; `faults` has the gravest first.
+/// Returns the answers of the rule sets by event id. `faults` is sorted, gravest first.
 ///
-/// One event may stand for many faults, and is asked about once. Users can report without end: of
-/// their events the gravest are judged, as far as there is time in a look at one node of many.
+/// One event may stand for many faults and is evaluated once. Users can report any number of
+/// events; only the gravest are evaluated, within a budget, since many nodes share the
+/// evaluator.
 pub(super) fn judge<'a>(
     faults: impl Iterator<Item = &'a Fault>,
     rule_sets: &[&RuleSet],

@@ -1,16 +1,16 @@
-//! The parts of an event that are left once some of the faults for which it stands are closed.
+//! The parts of an event whose faults are still open.
 //!
-//! A node lists the events for which it is quarantined. Listed as a whole, an event about
-//! two GPUs would open the fault of the mended one again for whoever reads the list: so
-//! each is listed with what is still open of it, as one element where that is one set of
-//! entities under one set of codes, and as several where it is not.
+//! A node lists the events of its quarantine. If an event about two GPUs stayed listed as a
+//! whole, a reader of the list would reopen the fault of the GPU that has recovered. Each event
+//! is therefore reduced to its open parts: one element if they form a set of entities with one
+//! set of codes, and several otherwise.
 
 use contract::{Entity, HealthEvent};
 
 use model::fault::{Fault, Subject};
 
-/// Returns the parts of `event` that `open`, the open faults for which it stands, still cover: the
-/// event itself where that is all of it.
+/// Returns the parts of `event` that are covered by `open`, its open faults. Returns the event
+/// itself if all of it is open.
 pub(super) fn remaining(event: &HealthEvent, open: &[&Fault]) -> Vec<HealthEvent> {
     let subjects = Subject::of_entities(&event.entities_impacted);
     let codes: &[String] = if event.error_code.is_empty() {
@@ -18,7 +18,7 @@ pub(super) fn remaining(event: &HealthEvent, open: &[&Fault]) -> Vec<HealthEvent
     } else {
         &event.error_code
     };
-    // Subjects that have the same codes open, in the order of the event.
+    // Subjects with the same set of open codes, in the order of the event.
     let mut groups: Vec<(Vec<&String>, Vec<&Subject>)> = Vec::new();
     for subject in &subjects {
         let of_subject: Vec<&str> = open
@@ -58,7 +58,8 @@ pub(super) fn remaining(event: &HealthEvent, open: &[&Fault]) -> Vec<HealthEvent
         .collect()
 }
 
-/// Returns whether an entity names one of `members`, or only describes what the event is about.
+/// Returns whether an entity names one of `members`, or describes the event without naming any
+/// subject.
 fn belongs(entity: &Entity, members: &[&Subject], all: &[Subject]) -> bool {
     members.iter().any(|subject| subject.is_named_by(entity))
         || !all.iter().any(|subject| subject.is_named_by(entity))
@@ -73,7 +74,7 @@ mod tests {
     use model::fault::FaultBook;
 
     type Names<'a> = &'a [(&'a str, &'a str)];
-    /// Entities and codes of the fault, those of the recovery, and what is left.
+    /// Entities and codes of the fault, those of the recovery, and the expected rest.
     type Case<'a> = (Names<'a>, &'a [&'a str], Names<'a>, &'a [&'a str], &'a str);
 
     fn event(entities: Names<'_>, codes: &[&str], healthy: bool) -> HealthEvent {
@@ -111,7 +112,7 @@ mod tests {
                 &["95"],
                 "GPU 0,GPC 3 [48,95]; GPU 1,GPC 3 [48]",
             ),
-            // As the reference's own form has it: the address as it was sent.
+            // Like NVSentinel, with the address in the sender's form.
             (
                 one_gpu,
                 &["48", "95"],

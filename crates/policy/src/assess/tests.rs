@@ -1,4 +1,4 @@
-//! Tables of what is wanted for the faults of a node, and how often the policy is asked.
+//! Tables of the desired state for faults of a node, and the number of rule evaluations.
 
 use contract::{BehaviourOverrides, Entity};
 use model::event::{Record, normalise};
@@ -38,7 +38,7 @@ fn fatal(gpu: &str) -> HealthEvent {
     }
 }
 
-/// Assesses a node of which no single devices are known.
+/// Assesses a node without known devices.
 fn assess(
     faults: &[Fault],
     policy: &Policy,
@@ -78,7 +78,7 @@ fn fatal_and_replace_vm_quarantine_by_default() {
 
 #[test]
 fn which_expression_did_not_match_is_said() {
-    let said = |event: HealthEvent, node: &NodeView, policy: &Policy| {
+    let ruling_of = |event: HealthEvent, node: &NodeView, policy: &Policy| {
         assess(&faults(vec![event]), policy, node, None).rulings[0].to_string()
     };
     let harmless = HealthEvent {
@@ -122,7 +122,7 @@ fn which_expression_did_not_match_is_said() {
             fatal("0"),
             &node,
             &asks_nothing,
-            "rule set 'a' matches; quarantines nothing: what matches asks for nothing",
+            "rule set 'a' matches; quarantines nothing: the matching rule sets request nothing",
         ),
         (
             fatal("0"),
@@ -131,7 +131,7 @@ fn which_expression_did_not_match_is_said() {
             "quarantines nothing: the policy has no rule sets",
         ),
     ] {
-        assert_eq!(said(event, node, policy), format!("{title}{expected}"));
+        assert_eq!(ruling_of(event, node, policy), format!("{title}{expected}"));
     }
 }
 
@@ -266,7 +266,7 @@ fn a_node_that_is_handed_over_is_not_taken_out() {
     let desired = assess(&faults, &policy, &node, None);
     assert!(!desired.wanted(), "{desired:?}");
     assert!(desired.rulings[0].to_string().contains("handed over"));
-    // What was taken out before stays so until its faults recover.
+    // A node that was taken out before stays out until its faults recover.
     node.annotations.insert(
         keys::QUARANTINE_HEALTH_EVENT.into(),
         "[{\"id\":\"a\"}]".into(),
@@ -322,7 +322,7 @@ fn force_counts_where_a_sender_asks_for_both_and_skip_holds_for_its_own_fault_on
     let both = judge(vec![asking("GPU-1", true, true)]);
     assert!(both.cordon && both.forced_by.is_some());
     assert_eq!(rulings(&both), [Ruling::Forced]);
-    // Two events: each has its own say, whichever came first.
+    // Two events: both count, in whichever order they came.
     for events in [
         vec![asking("GPU-1", false, true), asking("GPU-2", true, false)],
         vec![asking("GPU-2", true, false), asking("GPU-1", false, true)],
@@ -364,13 +364,13 @@ fn a_look_asks_each_rule_once_a_fault_and_makes_each_variable_once() {
         }
         counts::reset();
         assert!(assess(&faults, &policy, &node, None).cordon);
-        // Two rule sets of four rules, for three faults; three events and one node.
+        // Two rule sets of four rules and three faults; variables of three events and one node.
         assert_eq!(counts::asked(), 2 * 4 * 3);
         assert_eq!(counts::made(), 3 + 1);
     }
 }
 
-/// A policy of three rule sets that take a good part of all that rules may.
+/// Returns a policy whose three rule sets use a large part of the step limit.
 fn costly() -> Policy {
     let rule = "event.errorCode.all(a, event.errorCode.all(b, a != b || b == a))";
     let set = |n: u32| {
@@ -382,7 +382,7 @@ fn costly() -> Policy {
     Policy::parse(&[set(1), set(2), set(3)].concat(), "p").unwrap()
 }
 
-/// Returns an event with so many codes, from so many on.
+/// Returns an event with `count` codes, starting at `first`.
 fn with_codes(reporter: &Reporter, first: u32, count: u32) -> HealthEvent {
     let mut event = HealthEvent {
         error_code: (first..first + count)
@@ -424,7 +424,7 @@ fn users_take_a_look_s_time_only_up_to_their_share() {
     let desired = judge_by(&policy, &faults);
     let is_unasked = |one: &FaultRuling| one.ruling.to_string().contains("users report more");
     let unasked = desired.rulings.iter().filter(|one| is_unasked(one)).count();
-    // Of the users' events as many as there is time for, of the monitors' each.
+    // All events of monitors are evaluated, those of users within the budget.
     assert!((100..200).contains(&unasked), "{unasked}");
     let judged = 20 + (200 - unasked) / 2;
     assert_eq!(counts::asked(), 3 * judged);

@@ -9,7 +9,7 @@ use super::*;
 use crate::Policy;
 use crate::assess::{Desired, assess};
 
-/// One GPU is tainted, two take the node out.
+/// A rule set that taints one faulty GPU, and takes the node out for two.
 const ONE: &str = r#"
     [[rule-sets]]
     name = "fatal"
@@ -20,7 +20,7 @@ const ONE: &str = r#"
     expression = "event.isFatal"
 "#;
 
-/// A report of a monitor of ours: check, code, entities as `GPU_UUID=GPU-0`, and whether fatal.
+/// Returns a report of our own monitor. Entities are written as `GPU_UUID=GPU-0`.
 fn report(check: &str, code: &str, entities: &[&str], fatal: bool) -> HealthEvent {
     let entity = |text: &&str| {
         let (kind, value) = text.split_once('=').unwrap();
@@ -93,13 +93,13 @@ fn desired_on(
     assess(book.faults("n1"), &policy, node, &devices, None)
 }
 
-/// The taints as `device taint`, without the keys' domain, and `node` where the node is taken out.
+/// Returns the taints as `device taint`, without the keys' domain, and `node` if it is taken out.
 fn taints(events: &[HealthEvent], table: &str) -> Vec<String> {
-    said(&desired(events, table, &[]))
+    formatted(&desired(events, table, &[]))
 }
 
-fn said(desired: &Desired) -> Vec<String> {
-    let mut said: Vec<String> = (desired.devices.iter())
+fn formatted(desired: &Desired) -> Vec<String> {
+    let mut lines: Vec<String> = (desired.devices.iter())
         .flat_map(|(device, taints)| {
             taints.iter().map(|taint| {
                 let taint = taint.to_string();
@@ -108,8 +108,8 @@ fn said(desired: &Desired) -> Vec<String> {
             })
         })
         .collect();
-    said.extend(desired.takes_node_out().then(|| "node".to_owned()));
-    said
+    lines.extend(desired.takes_node_out().then(|| "node".to_owned()));
+    lines
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn each_dimension_has_its_taint() {
             true,
             of(&["gpu-0 nvlink=degraded:NoSchedule", "node"]),
         ),
-        // A GPU that is divided.
+        // A partitioned GPU.
         (
             "GpuMemWatch",
             "C",
@@ -222,7 +222,7 @@ fn each_dimension_has_its_taint() {
             false,
             of(&["gpu-2 unmonitored:None", "gpu-2-mig unmonitored:None"]),
         ),
-        // One of them is gone, and nobody says which.
+        // An unknown GPU is lost.
         (
             "SysLogsGPUFallenOff",
             "GPU_FALLEN_OFF_BUS",
@@ -237,7 +237,7 @@ fn each_dimension_has_its_taint() {
             false,
             of_all("unmonitored:None"),
         ),
-        // A GPU that no slice lists may be any.
+        // A GPU that no slice lists may be any device.
         (
             "SysLogsXIDError",
             "48",
@@ -245,7 +245,7 @@ fn each_dimension_has_its_taint() {
             true,
             [of_all("unmonitored:None"), of(&["node"])].concat(),
         ),
-        // What is of no dimension.
+        // A fault without a dimension.
         ("GpuDriverWatch", "C", gpu, true, of(&["node"])),
     ] {
         let found = taints(&[report(check, code, entities, fatal)], "");
@@ -268,7 +268,7 @@ fn a_device_has_a_taint_of_each_dimension_at_most() {
         .map(|taint| taint.split(['=', ':']).next().unwrap().to_owned())
         .collect();
     keys.sort();
-    // Kubernetes takes sixteen.
+    // Kubernetes accepts sixteen.
     let expected = [
         "gpu-lost",
         "memory",
@@ -280,7 +280,7 @@ fn a_device_has_a_taint_of_each_dimension_at_most() {
     assert_eq!(keys, expected);
 }
 
-/// Without a rule set that taints, a fault only marks the device, unless the table says more.
+/// Without a rule set that taints, the taint is informational, unless the table sets an effect.
 #[test]
 fn what_marks_a_device_keeps_no_pod_away_by_default() {
     let rules = ONE.replace("taint-devices = 1\n", "");
@@ -295,11 +295,11 @@ fn what_marks_a_device_keeps_no_pod_away_by_default() {
         let policy = format!("[device-taints]\n{rules}");
         let events = [report(check, code, gpu, true)];
         let desired = desired_on(&NodeView::unknown("n1"), &events, &policy, &[]);
-        assert_eq!(said(&desired), [expected, "node"], "{check}");
+        assert_eq!(formatted(&desired), [expected, "node"], "{check}");
     }
 }
 
-/// Nothing waits for the repair of what a job has brought about.
+/// Faults caused by a job need no remediation.
 #[test]
 fn the_xids_of_jobs_taint_no_device() {
     for code in ["13", "31", "43", "45"] {
@@ -319,7 +319,7 @@ fn faults_that_somebody_has_set_aside_taint_no_device() {
         event
     };
     assert_eq!(taints(&[grave(|_| {})], ""), ["gpu-0 xid=48:NoSchedule"]);
-    // Its sender asks for nothing.
+    // The sender rules out a quarantine.
     let skipped = grave(|event| {
         event.quarantine_overrides = Some(BehaviourOverrides {
             skip: true,
@@ -327,7 +327,7 @@ fn faults_that_somebody_has_set_aside_taint_no_device() {
         });
     });
     assert_eq!(taints(&[skipped], ""), [""; 0]);
-    // Its node is in the hands of somebody else, or opted out.
+    // The node is handed over, or opted out.
     let opt_out = format!(
         "[[rule-sets.match.all]]\nkind = \"Node\"\n\
          expression = \"!('{0}' in node.metadata.labels && node.metadata.labels['{0}'] == 'false')\"\n",
@@ -342,7 +342,7 @@ fn faults_that_somebody_has_set_aside_taint_no_device() {
         let node = NodeView::from_object(object).unwrap();
         let rules = format!("[device-taints]\n{ONE}{opt_out}");
         let desired = desired_on(&node, &[grave(|_| {})], &rules, &[]);
-        assert_eq!(said(&desired), expected, "{label}");
+        assert_eq!(formatted(&desired), expected, "{label}");
     }
 }
 
@@ -352,7 +352,7 @@ fn the_highest_effect_counts_and_falls_only_with_the_fault_that_asked_for_it() {
     let grave = report("SysLogsXIDError", "48", gpu, true);
     let slight = report("SysLogsXIDError", "63", gpu, false);
     let events = [grave.clone(), slight.clone()];
-    // The newest XID, with the effect of the gravest.
+    // The newest XID, with the effect of the gravest fault.
     assert_eq!(taints(&events, ""), ["gpu-0 xid=63:NoSchedule"]);
     let one_left = [grave.clone(), slight.clone(), recovery(&slight)];
     assert_eq!(taints(&one_left, ""), ["gpu-0 xid=48:NoSchedule"]);
@@ -397,7 +397,7 @@ fn pods_are_deleted_only_where_a_monitor_says_that_this_gpu_is_gone() {
         any.contains(&"gpu-0 gpu-lost:NoSchedule".to_owned()),
         "{any:?}"
     );
-    // Of a user nobody knows.
+    // Reported by an unknown user.
     let mut claimed = named;
     claimed.metadata.clear();
     assert_eq!(taints(&[claimed], table), ["gpu-0 gpu-lost:NoSchedule"]);
@@ -410,15 +410,12 @@ fn why_no_pods_are_deleted_is_said_where_it_was_asked_for() {
     let mut claimed = lost(&["GPU_UUID=GPU-0"]);
     claimed.metadata.clear();
     let xid = report("SysLogsXIDError", "48", &["GPU_UUID=GPU-0"], true);
-    let by_a_user = "a user reports it, and neither a monitor nor who administers the machine";
+    let by_a_user = "it was reported by a user, not by a monitor or an administrator";
     for (event, expected) in [
         (lost(&["GPU_UUID=GPU-0"]), None),
         (xid, None),
         (lost(&[]), Some("it names no GPU")),
-        (
-            lost(&["GPU_UUID=GPU-9"]),
-            Some("no slice lists the GPU that it names"),
-        ),
+        (lost(&["GPU_UUID=GPU-9"]), Some("no slice lists its GPU")),
         (claimed, Some(by_a_user)),
     ] {
         let events = std::slice::from_ref(&event);
@@ -428,8 +425,8 @@ fn why_no_pods_are_deleted_is_said_where_it_was_asked_for() {
         let ruling = &asked.rulings[0];
         assert_eq!(ruling.lowered, expected, "{event:?}");
         let text = ruling.to_string();
-        let said = expected.map(|why| format!("; NoExecute is asked for and not set: {why}"));
-        assert!(text.ends_with(&said.unwrap_or_default()), "{text}");
+        let ending = expected.map(|why| format!("; NoExecute is requested but not set: {why}"));
+        assert!(text.ends_with(&ending.unwrap_or_default()), "{text}");
     }
 }
 
@@ -446,7 +443,7 @@ fn what_the_driver_itself_says_is_not_said_again() {
         "",
         &[published(TaintEffect::None)],
     );
-    assert_eq!(said(&weaker), ["gpu-0 xid=48:NoSchedule"]);
+    assert_eq!(formatted(&weaker), ["gpu-0 xid=48:NoSchedule"]);
     let as_strong = desired(&[fault], "", &[published(TaintEffect::NoSchedule)]);
-    assert!(said(&as_strong).is_empty());
+    assert!(formatted(&as_strong).is_empty());
 }
