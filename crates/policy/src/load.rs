@@ -1,5 +1,4 @@
-//! Reads a policy file, and checks all of it: findings name the line and what to do, and come all
-//! at once.
+//! Loading of a policy file. All findings are reported at once, each with its line and a hint.
 
 use contract::findings::{FileError, Findings, start_of};
 use contract::names;
@@ -17,24 +16,25 @@ mod brake;
 mod devices;
 mod keys;
 
-/// The finding about a policy without a text.
+/// Finding about an empty file.
 const EMPTY: &str = "it is empty; a comment in it (# no rules) says that no rules are meant";
 
-/// The finding about a file that is no TOML, and most likely the values of a chart.
+/// Finding about a file that is not TOML and most likely holds the values of a chart.
 const YAML: &str = "it is YAML, such as values of a chart, and a policy is TOML: the text `config.toml` that \
                     `helm template` shows in the ConfigMap of fault-quarantine; docs/policy.md has the keys";
 
-/// Largest policy, in bytes: what a `ConfigMap` can hold.
+/// Largest policy, in bytes: as large as a `ConfigMap` can be.
 pub const MAX_POLICY_BYTES: usize = 1024 * 1024;
-/// Most rule sets of a file, those of its named policies included, and most routes. Each is asked about each
-/// fault; the largest known files have some dozens.
+/// Most rule sets of a file, including those of named policies, and most routes. Each is
+/// evaluated for each fault. The largest known files have some dozens.
 pub const MAX_RULE_SETS: usize = 512;
 /// Most rules of a file.
 pub const MAX_RULES: usize = 2048;
-/// Most steps that all rules of a file can take together: those that a fault is judged by.
+/// Upper bound of the steps of all rules of a file together, as they are evaluated for one
+/// event.
 pub const MAX_POLICY_COST: u64 = 4 * MAX_COST;
 
-/// The keys of a policy file.
+/// Top-level keys of a policy file.
 #[derive(Deserialize)]
 struct PolicyFile {
     #[serde(rename = "label-prefix")]
@@ -60,14 +60,14 @@ struct PolicyFile {
     policies: Vec<Spanned<PolicyEntry>>,
 }
 
-/// The meaning of `any` and `all` together in one rule set.
+/// Meaning of `any` and `all` together in one rule set.
 #[derive(Deserialize, Clone, Copy, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 enum AnyAll {
     /// Both must hold, as the names say.
     #[default]
     Both,
-    /// One of the two is enough, as in the reference.
+    /// Either of the two suffices, as in NVSentinel.
     Either,
 }
 
@@ -80,7 +80,7 @@ struct PolicyEntry {
 
 #[derive(Deserialize)]
 struct RuleSetEntry {
-    /// True if the rule set is on; so where the key is absent, as the reference's chart renders it.
+    /// True if the rule set is enabled, which is the default, as NVSentinel's chart renders it.
     #[serde(default = "on")]
     enabled: bool,
     #[serde(rename = "version", default)]
@@ -132,7 +132,7 @@ struct CordonEntry {
     should_cordon: bool,
 }
 
-/// Reads a policy.
+/// Parses a policy and checks all of it.
 pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
     let mut findings = Findings::new(text, source);
     if text.len() > MAX_POLICY_BYTES {
@@ -141,7 +141,8 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         return Err(findings.stop(0, &what));
     }
     if text.trim().is_empty() {
-        // Most likely somebody's editor or disk: nobody wants to lose all rules by that.
+        // An empty file is most likely an accident of an editor or a disk, and must not drop
+        // all rules.
         return Err(findings.stop(0, EMPTY));
     }
     let file: PolicyFile = match toml::from_str(text) {
@@ -192,7 +193,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         policies.push(NamedPolicy { name, rule_sets });
     }
     let routes = reader.routes(file.routes);
-    // Whoever comes with a file of the reference's form has scripts that look for its labels.
+    // Users of NVSentinel's file format have scripts that look for its labels.
     let of_reference = file.circuit_breaker.is_some();
     let brake = brake::brake(file.brake, file.circuit_breaker, |at, what| {
         reader.findings.at(at, &what);
@@ -221,7 +222,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
     })
 }
 
-/// Returns whether the first line that says anything has a key as YAML has it.
+/// Returns whether the first line with content looks like a key in YAML.
 fn looks_like_yaml(text: &str) -> bool {
     let lines = text.lines().map(str::trim);
     let mut saying = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -256,23 +257,23 @@ fn beyond_the_limits(file: &PolicyFile) -> Option<(usize, String)> {
     (rules > MAX_RULES).then(|| (0, format!("{rules} rules, at most {MAX_RULES} are taken")))
 }
 
-/// Reads the rule sets of a file.
+/// State of loading a file.
 struct Reader<'a> {
     findings: Findings<'a>,
     warnings: Vec<String>,
     any_or_all: bool,
     /// True if the file has the table that device taints need.
     device_taints: bool,
-    /// Steps of all rules up to here.
+    /// Steps of all rules so far.
     cost: u64,
-    /// The reason why not all rules could be checked.
+    /// Reason why some rules could not be checked.
     unchecked: Option<String>,
 }
 
 // === impl Reader ===
 
 impl Reader<'_> {
-    /// Returns the rule sets that are switched on. The others are checked all the same.
+    /// Returns the enabled rule sets. Disabled ones are checked as well.
     fn rule_sets(&mut self, entries: Vec<Spanned<RuleSetEntry>>) -> Vec<RuleSet> {
         let rule_set = |entry| self.rule_set(entry);
         entries.into_iter().filter_map(rule_set).collect()
@@ -301,7 +302,8 @@ impl Reader<'_> {
         entry.enabled.then_some(rule_set)
     }
 
-    /// Returns the routes. Their names tell them apart wherever something is skipped for one.
+    /// Returns the routes. Their names must be unique, since messages name the route that
+    /// skipped a stage.
     fn routes(&mut self, entries: Vec<Spanned<RouteEntry>>) -> Vec<Route> {
         let mut routes: Vec<Route> = Vec::new();
         for entry in entries {
@@ -356,7 +358,7 @@ impl Reader<'_> {
         routes
     }
 
-    /// Returns the number of GPUs up to which devices are tainted in the place of their node.
+    /// Returns the largest number of faulty GPUs that do not take their node out.
     fn taint_devices(&mut self, max: &Spanned<u32>) -> u32 {
         let start = max.span().start;
         if !self.device_taints {
@@ -384,7 +386,7 @@ impl Reader<'_> {
                 entry.kind.get_ref()
             );
             self.findings.wrong_at(entry.kind.span().start, what);
-            // What is wrong in it as either kind is wrong whichever is meant.
+            // An error in both kinds is an error whichever kind is meant.
             let node = Rule::compile(RuleKind::Node, expression).err();
             let event = Rule::compile(RuleKind::HealthEvent, expression).err();
             if let (Some(why), Some(_)) = (event, node) {
@@ -414,12 +416,13 @@ impl Reader<'_> {
                 let what = format_args!("expression {what}");
                 self.findings.wrong_at(place, what);
             }
-            // Of every rule, and of none in particular.
+            // Applies to all rules rather than to this one.
             CompileError::NoThread(_) => self.unchecked = Some(why.to_string()),
         }
     }
 
-    /// Returns a taint. One that is not filled in is none, as in the reference, and said.
+    /// Returns the taint. An incomplete one has no effect, as in NVSentinel, and causes a
+    /// warning.
     fn taint(&mut self, rule_set: &str, entry: Spanned<TaintEntry>) -> Option<Taint> {
         let start = entry.span().start;
         let TaintEntry { key, value, effect } = entry.into_inner();
@@ -441,7 +444,7 @@ impl Reader<'_> {
         Some(Taint { key, value, effect })
     }
 
-    /// Returns a name that Kubernetes takes.
+    /// Returns the text if Kubernetes accepts it as a name of this sort.
     fn name(
         &mut self,
         key: &str,

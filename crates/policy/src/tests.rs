@@ -82,7 +82,7 @@ fn the_built_in_policy_loads_and_takes_out_what_is_fatal() {
     }
 }
 
-/// Each shipped rule set of NVSentinel names an agent, and two agents are in none.
+/// The rule sets that NVSentinel ships name one agent each, and miss two agents.
 #[test]
 fn the_built_in_policy_takes_out_whoever_reports() {
     let policy = Policy::parse(DEFAULT_POLICY, "built-in").unwrap();
@@ -277,7 +277,7 @@ fn a_configuration_of_the_reference_loads_unchanged() {
     assert!(policy.uncordon_labels, "its users look for the labels");
     assert_eq!(policy.uncordon, Uncordon::NotDuringRepair);
     assert!(policy.warnings.is_empty(), "{:?}", policy.warnings);
-    // Each agent by its rule set, and none where the label says so.
+    // Each agent is matched by its rule set, unless the label excludes the node.
     let event = |agent: &str, class: &str, check: &str| HealthEvent {
         agent: agent.into(),
         component_class: class.into(),
@@ -312,7 +312,7 @@ fn a_configuration_of_the_reference_loads_unchanged() {
 
 #[test]
 fn what_a_file_of_the_reference_may_leave_out_has_its_default() {
-    // As its binary is configured in tests: no prefix, no priority, no match, no taint.
+    // Like the configuration in NVSentinel's tests: no prefix, priority, match or taint.
     let text = "[[rule-sets]]\nname = \"bare\"\nversion = \"1\"\n";
     let policy = Policy::parse(text, "p.toml").unwrap();
     let set = &policy.rule_sets[0];

@@ -7,13 +7,13 @@ use toml::Spanned;
 
 use crate::{Amount, Brake, Budget, Window};
 
-/// The share of the GPU nodes in NVSentinel's chart, in percent.
+/// Default share of the GPU nodes in NVSentinel's chart, in percent.
 const WINDOW_PERCENTAGE: i64 = 50;
-/// The duration in NVSentinel's chart.
+/// Default period in NVSentinel's chart.
 const WINDOW_DURATION: &str = "5m";
 
-/// The table `[brake]`. It is ours alone, so a key that is misspelt is an error: a limit must not
-/// be another one.
+/// The table `[brake]`. It is our own format, so misspelt keys are errors: a limit must not be
+/// replaced by a default.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BrakeEntry {
@@ -27,7 +27,7 @@ struct BudgetEntry {
     per: Option<Spanned<String>>,
 }
 
-/// `5`, or `"10%"`.
+/// Either `5` or `"10%"`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum MaxEntry {
@@ -41,8 +41,8 @@ pub(super) struct CircuitBreakerEntry {
     duration: Option<String>,
 }
 
-/// Returns the brake that a file asks for. One that says nothing of it gets the default; one that
-/// says anything gets that and no more.
+/// Returns the brake of a file. A file without any brake settings gets the default; a file with
+/// some gets exactly those.
 pub(super) fn brake(
     brake: Option<BrakeEntry>,
     circuit_breaker: Option<Spanned<CircuitBreakerEntry>>,
@@ -82,7 +82,7 @@ fn amount(entry: &MaxEntry) -> Result<Amount, String> {
         )
     };
     match entry {
-        // Zero is a budget: nothing is taken out at all.
+        // Zero is a valid budget: no node is taken out.
         MaxEntry::Number(number) => u32::try_from(*number)
             .map(Amount::Nodes)
             .map_err(|_| wrong(&number.to_string())),
@@ -107,7 +107,7 @@ fn window(entry: &CircuitBreakerEntry) -> Result<Window, String> {
         .parse::<SignedDuration>()
         .ok()
         .filter(SignedDuration::is_positive)
-        .ok_or_else(|| format!("duration '{duration}' is no duration such as 5m or 1h30m"))?;
+        .ok_or_else(|| format!("duration '{duration}' is not a duration such as 5m or 1h30m"))?;
     Ok(Window {
         percentage,
         duration,

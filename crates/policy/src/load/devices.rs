@@ -1,4 +1,4 @@
-//! The part of a policy file about device taints: `[device-taints]`.
+//! The device taints in a policy file: the table `[device-taints]`.
 
 use model::device::{Dimension, TaintEffect};
 use serde::Deserialize;
@@ -6,7 +6,7 @@ use toml::Spanned;
 
 use crate::DeviceTaints;
 
-/// The table `[device-taints]`. It is ours alone, so a key that is misspelt is an error.
+/// The table `[device-taints]`. It is our own format, so misspelt keys are errors.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct DeviceTaintsEntry {
@@ -18,7 +18,7 @@ pub(super) struct DeviceTaintsEntry {
     thermal: Option<Spanned<String>>,
 }
 
-/// Returns the effects that a file asks for.
+/// Returns the effects set in a file.
 pub(super) fn device_taints(
     entry: DeviceTaintsEntry,
     mut find: impl FnMut(usize, String),

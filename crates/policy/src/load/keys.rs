@@ -1,9 +1,9 @@
-//! The keys of a policy file: findings about those that nothing reads, and about values that do
-//! not belong where they stand, in the words of TOML.
+//! Keys of a policy file: findings about unknown keys, and about values of a wrong type, in the
+//! terms of TOML.
 //!
-//! The reference ignores what it does not know. Most such keys are misspelt, and a setting that
-//! is off by a typo is found when it is needed; so they are errors. Keys of the reference that
-//! have no use here are known, so that a file of its loads.
+//! NVSentinel ignores unknown keys. Most of them are typos, and a setting that is lost to a
+//! typo is missed only when it is needed, so unknown keys are errors. Keys of NVSentinel
+//! without a use here are known, so that its files load.
 
 use std::ops::Range;
 
@@ -12,11 +12,11 @@ use toml::de::{DeTable, DeValue, Error};
 
 use contract::nearest::nearest;
 
-/// Longest value that is shown, in characters.
+/// Longest value shown in a finding, in characters.
 const SHOWN: usize = 40;
 
-/// The keys there are: the table that a key is in, its name, what its value is, and how that is
-/// written. A rule set of a named policy has the keys of one of the file.
+/// All keys: table, name, type of the value, and an example. Rule sets of named policies have
+/// the same keys as those of the file.
 #[rustfmt::skip]
 const KEYS: [(&str, &str, &str, &str); 52] = [
     ("", "label-prefix", STRING, "label-prefix = \"example.com/\""),
@@ -81,7 +81,7 @@ const NAME: &str = "name = \"fatal faults\"";
 const KIND: &str = "kind = \"HealthEvent\" or kind = \"Node\"";
 const EXPRESSION: &str = "expression = \"event.isFatal\"";
 
-/// Keys of the reference that have no use here, and what to do instead.
+/// Keys of NVSentinel that have no use here, and what to do instead.
 const UNUSED: [(&str, &str); 2] = [
     (
         "skip-node-labels",
@@ -95,30 +95,30 @@ const UNUSED: [(&str, &str); 2] = [
     ),
 ];
 
-/// A key that nothing reads.
+/// A key without a use.
 pub(super) struct UnknownKey {
-    /// The byte at which it begins.
+    /// Offset of the key in the file, in bytes.
     pub(super) offset: usize,
-    /// The finding about it.
+    /// Text of the finding.
     pub(super) what: String,
-    /// True if the file cannot be used because of the key.
+    /// True if the key makes the file unusable.
     pub(super) is_error: bool,
 }
 
-/// A value of a file.
+/// A value in the file.
 #[derive(Clone, Copy)]
 struct Node<'a> {
-    /// The keys of the tables around it: `rule-sets.match`.
+    /// Keys of the enclosing tables: `rule-sets.match`.
     within: &'a str,
-    /// The same with its own key, and with the places in arrays: `rule-sets[0].match.any`.
+    /// Full path, with the value's own key and array indexes: `rule-sets[0].match.any`.
     path: &'a str,
     key: &'a str,
-    /// The byte at which the key begins; `None` for an element of an array.
+    /// Offset of the key, in bytes. `None` for an element of an array.
     key_at: Option<usize>,
     value: &'a Spanned<DeValue<'a>>,
 }
 
-/// Returns the keys of a file that nothing reads, in its order.
+/// Returns the keys of a file without a use, in the order of the file.
 pub(super) fn unknown(text: &str) -> Vec<UnknownKey> {
     let mut found = Vec::new();
     walk(text, &mut |node| found.extend(unknown_key(node)));
@@ -128,7 +128,7 @@ pub(super) fn unknown(text: &str) -> Vec<UnknownKey> {
 
 fn unknown_key(node: &Node<'_>) -> Option<UnknownKey> {
     let (within, key, path) = (node.within, node.key, node.path);
-    // A rule set of a named policy.
+    // Rule sets of a named policy have the same keys.
     let within = within.strip_prefix("policies.").unwrap_or(within);
     let known: Vec<&str> = keys_of(within).collect();
     let offset = node.key_at.filter(|_| !known.is_empty())?;
@@ -148,7 +148,7 @@ fn unknown_key(node: &Node<'_>) -> Option<UnknownKey> {
     })
 }
 
-/// Returns the key that was meant by `key`, where the `known` keys stand.
+/// Returns a hint at the key that was meant, given the `known` keys of the table.
 fn hint(key: &str, known: &[&str]) -> String {
     match nearest(key, known.iter().copied(), 1).first() {
         Some(meant) => format!("did you mean '{meant}'?"),
@@ -159,11 +159,11 @@ fn hint(key: &str, known: &[&str]) -> String {
     }
 }
 
-/// Returns the finding about a value that cannot be read, where the text itself is TOML.
+/// Returns the finding about a value of the wrong type in valid TOML.
 pub(super) fn wrong_value(text: &str, error: &Error) -> String {
     let message = error.message();
     let mut found = None;
-    // The innermost of the values that it may be: a table has the place of what opens it.
+    // The innermost value at this position: a table has the position of its first line.
     walk(text, &mut |node| {
         if Some(node.value.span()) == error.span() {
             let kind = kind_of(node.value.get_ref());
@@ -175,30 +175,33 @@ pub(super) fn wrong_value(text: &str, error: &Error) -> String {
             ));
         }
     });
-    let told = || {
+    let reason = || {
         message
             .split(", expected struct ")
             .next()
             .unwrap_or(message)
     };
     let Some((path, key, kind, place)) = found else {
-        return told().to_owned();
+        return reason().to_owned();
     };
     let belongs = |key: &str| KEYS.iter().find(|(_, known, ..)| *known == key);
-    let remedy = |key: &str| match belongs(key) {
+    let example_of = |key: &str| match belongs(key) {
         Some((.., example)) => format!("; write {example}"),
         None => String::new(),
     };
     let missing = message.strip_prefix("missing field `");
     if let Some(missing) = missing.and_then(|rest| rest.split('`').next()) {
-        return format!("{path}: the key '{missing}' is missing{}", remedy(missing));
+        return format!(
+            "{path}: the key '{missing}' is missing{}",
+            example_of(missing)
+        );
     }
     match belongs(&key) {
         Some((.., what, example)) if !message.starts_with("unknown variant") => {
             let value = shown(text, place);
             format!("{path}: {value} is {kind}, and {what} belongs here; write {example}")
         }
-        _ => format!("{path}: {}{}", told(), remedy(&key)),
+        _ => format!("{path}: {}{}", reason(), example_of(&key)),
     }
 }
 
@@ -214,7 +217,7 @@ fn kind_of(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// Returns a value as it is written, on one line.
+/// Returns a value as written in the file, limited to one line.
 fn shown(text: &str, place: Range<usize>) -> String {
     let value = text.get(place).unwrap_or_default();
     let line = value.lines().next().unwrap_or_default();

@@ -11,7 +11,7 @@ fn a_file_that_says_nothing_of_the_brake_gets_the_default_and_else_what_it_says(
         max,
         per: per.map(str::to_owned),
     };
-    // NVSentinel's own setting, and its chart's values where it leaves one out.
+    // NVSentinel's setting, with its chart's values as defaults.
     for text in [
         "[circuitBreaker]\npercentage = 50\nduration = \"5m\"\n",
         "[circuitBreaker]\n",
@@ -39,7 +39,7 @@ fn a_file_that_says_nothing_of_the_brake_gets_the_default_and_else_what_it_says(
             budget(Amount::Nodes(5), None)
         ]
     );
-    // Said to be none: then there is none.
+    // An explicitly empty list disables the brake.
     let none = brake("[brake]\nbudgets = []\n");
     assert_eq!((none.budgets.len(), none.window), (0, None));
 }

@@ -1,5 +1,5 @@
-//! The limit on the cost of a rule: one above it is refused when it is loaded, for it cannot be
-//! stopped when it runs.
+//! The limit on the cost of a rule. A rule above it is refused when it is loaded, since it cannot
+//! be stopped when it runs.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn what_could_run_for_ever_or_eat_all_memory_is_refused() {
         nested("c > a", "filter"),
         format!("{codes}.all(a, {codes}.all(b, {codes}.all(c, a != b || c != a)))"),
         format!("{codes}.exists(a, {codes}.map(b, {codes}.filter(c, true)).size() == 1)"),
-        // No loop inside another, but what one makes is looped over.
+        // Two loops in sequence: the second iterates over the result of the first.
         format!("{codes}.map(a, {codes}.map(b, {codes})) == []"),
         format!("{list}.map(a, event.metadata).map(b, b.map(c, b[c] + b[c])) == []"),
         "event.message.split('').all(a, event.message.contains(a))".to_owned(),
@@ -159,7 +159,7 @@ fn a_policy_that_is_too_large_is_refused_and_said_in_few_words() {
             "#".repeat(MAX_POLICY_BYTES + 1),
             "p.toml:1: it has 1048577 bytes, at most 1048576 are taken",
         ),
-        // Which once took as many looks at the text as there are keys, times its length.
+        // Used to take time proportional to the number of keys times the length of the text.
         (
             (0..80_000).fold(String::new(), |text, n| text + &format!("k{n}=1\n")),
             "p.toml:1: unknown key 'k0'; there is label-prefix",

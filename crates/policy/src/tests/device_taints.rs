@@ -37,7 +37,7 @@ fn what_is_wrong_is_said_with_what_to_do() {
         ),
     ] {
         let error = Policy::parse(text, "p").unwrap_err();
-        let said = error.to_string();
-        assert!(said.contains(expected), "{said}");
+        let message = error.to_string();
+        assert!(message.contains(expected), "{message}");
     }
 }

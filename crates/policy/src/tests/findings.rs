@@ -10,16 +10,16 @@ fn keys_that_nothing_reads_are_named_where_they_stand() {
         any("Node", "true")
     );
     let error = Policy::parse(&text, "p.toml").unwrap_err();
-    let said = [
+    let expected = [
         "p.toml:1: unknown key 'label-prefx'; did you mean 'label-prefix'?",
         "p.toml:10: unknown key 'rule-sets[0].cordon.sholdCordon'; did you mean 'shouldCordon'?",
         "p.toml:11: unknown key 'rule-sets[0].cordn'; did you mean 'cordon'?",
         "p.toml:15: unknown key 'policies[0].rulesets'; did you mean 'rule-sets'?",
         "p.toml:17: unknown key 'circuitBreaker.window'; there is percentage, duration",
     ];
-    assert_eq!(error.findings, said);
-    for (text, said) in [
-        // What TOML makes of a key of the file behind the first rule set.
+    assert_eq!(error.findings, expected);
+    for (text, expected) in [
+        // In TOML, a key after the first rule set belongs to that rule set.
         (
             format!("{}\nlabel-prefix = 'x'\n", rule_set(""))
                 .replace("[rule-sets.cordon]\nshouldCordon = true\n", ""),
@@ -37,7 +37,7 @@ fn keys_that_nothing_reads_are_named_where_they_stand() {
         ),
     ] {
         let error = Policy::parse(&text, "p.toml").unwrap_err().to_string();
-        assert!(error.starts_with(said), "{text}\n{error}");
+        assert!(error.starts_with(expected), "{text}\n{error}");
     }
 }
 
@@ -175,7 +175,7 @@ fn what_is_too_deep_or_too_long_is_refused_and_does_not_overflow_the_stack() {
         ]
     };
     for expression in deep(400).into_iter().chain(deep(1_000)) {
-        // What is refused is refused with a reason; parentheses and pairs alone nest nothing.
+        // Refused expressions have a reason. Parentheses and pairs alone cause no nesting.
         if let Err(why) = Rule::compile(RuleKind::HealthEvent, &expression) {
             let why = why.to_string();
             let known = ["nested", "bytes", "true or false", "does not parse"];
@@ -236,7 +236,7 @@ fn values_of_a_chart_are_told_from_a_policy() {
 
 #[test]
 fn all_findings_are_reported_at_once() {
-    // Also the two of one rule.
+    // Including two findings about one rule.
     let both = Policy::parse(&any("Nod", "1 +"), "p.toml").unwrap_err();
     assert!(both.findings[0].contains("kind 'Nod'"), "{both}");
     assert!(both.findings[1].contains("does not parse"), "{both}");

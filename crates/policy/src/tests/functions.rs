@@ -1,4 +1,4 @@
-//! The functions of rules: which there are, and what is said of those that are not.
+//! The functions of rules, and the errors about unknown ones.
 
 use super::*;
 
@@ -27,14 +27,14 @@ fn a_pattern_that_is_no_regular_expression_is_refused_with_its_place() {
             r"event.message.matches('\\w{50}')",
             "Compiled regex exceeds size limit of 1048576 bytes",
         ),
-        // What it costs would be up to the sender.
+        // The sender would determine the cost.
         (
             "event.isFatal && event.message.matches(event.metadata['pattern'])",
             "has a pattern at character 54 that is put together or read from the variable",
         ),
     ] {
-        let said = refused(expression);
-        assert!(said.contains(expected), "{said}");
+        let message = refused(expression);
+        assert!(message.contains(expected), "{message}");
     }
     let good = any(
         "HealthEvent",
@@ -46,7 +46,7 @@ fn a_pattern_that_is_no_regular_expression_is_refused_with_its_place() {
 #[test]
 fn a_function_that_does_not_exist_is_refused_wherever_it_stands() {
     for (expression, expected) in [
-        // Evaluated on a sample, neither of the first two is reached.
+        // A trial evaluation reaches neither of the first two.
         (
             "event.isFatal && event.message.startswith('NVRM')",
             "p.toml:6: rule set 'r': expression unknown function 'startswith'; did you mean 'startsWith'?",
@@ -73,10 +73,10 @@ fn a_function_that_does_not_exist_is_refused_wherever_it_stands() {
         ),
     ] {
         let text = any("HealthEvent", expression);
-        let said = Policy::parse(&text, "p.toml").unwrap_err().to_string();
-        assert!(said.contains(expected), "{said}");
+        let message = Policy::parse(&text, "p.toml").unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
     }
-    // What the reference's cel-go has, and nothing of it is refused.
+    // Functions of NVSentinel's cel-go are accepted.
     for expression in [
         "strings.quote(event.agent) != ''",
         "size(event.message) == event.message.size()",

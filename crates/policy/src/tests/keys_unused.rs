@@ -1,4 +1,4 @@
-//! Keys of the reference that have no use here.
+//! Keys of NVSentinel that have no use here.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Rules that ask for labels and annotations only are shown only these.
+//! Rules that read only labels and annotations are given only these.
 
 use model::node::NodeView;
 
@@ -13,7 +13,7 @@ fn what_is_left_out_of_a_node_no_rule_misses() {
     });
     let bare = json!({"metadata": {"name": "n"}, "spec": {}, "status": {}});
     let table = [
-        // Expression, whether it asks for more.
+        // Expression, and whether it reads more.
         (r#"node.metadata.labels["a"] == "b""#, false),
         (r#""a" in node.metadata.labels"#, false),
         (r"has(node.metadata.labels.a)", false),

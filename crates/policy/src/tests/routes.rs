@@ -80,9 +80,9 @@ fn what_is_wrong_with_a_route_is_said_where_it_stands() {
             "route 'a': expression unknown field 'isFatl'",
         ),
     ] {
-        let said = Policy::parse(&format!("[[routes]]\n{text}\n"), "p").unwrap_err();
-        let said = said.to_string();
-        assert!(said.contains(why), "{text}\n{said}");
+        let error = Policy::parse(&format!("[[routes]]\n{text}\n"), "p").unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains(why), "{text}\n{message}");
     }
 }
 
@@ -91,12 +91,12 @@ fn the_rules_of_routes_count_among_those_of_the_file() {
     let rule = "{kind = \"HealthEvent\", expression = \"true\"}";
     let many = vec![rule; MAX_RULES + 1].join(", ");
     let text = format!("[[routes]]\nname = \"a\"\nmatch.any = [{many}]\n");
-    let said = Policy::parse(&text, "p").unwrap_err().to_string();
-    assert!(said.contains("2049 rules, at most 2048"), "{said}");
+    let message = Policy::parse(&text, "p").unwrap_err().to_string();
+    assert!(message.contains("2049 rules, at most 2048"), "{message}");
     let one = format!("[[routes]]\nname = \"x\"\nmatch.any = [{rule}]\n");
-    let said = Policy::parse(&one.repeat(MAX_RULE_SETS + 1), "p").unwrap_err();
+    let error = Policy::parse(&one.repeat(MAX_RULE_SETS + 1), "p").unwrap_err();
     assert!(
-        said.to_string().contains("513 routes, at most 512"),
-        "{said}"
+        error.to_string().contains("513 routes, at most 512"),
+        "{error}"
     );
 }
