@@ -1,4 +1,4 @@
-use contract::Entity;
+use contract::{Entity, HealthEvent};
 
 use super::*;
 
@@ -108,6 +108,11 @@ fn the_language_is_gos() {
             "119 Kx1 2",
         ),
         (
+            "{{ $m := .HealthEvent.Metadata }}{{ $m.rack }}{{ range $k, $v := $m }} {{ $k }}{{ $v }}{{ end }}",
+            "r1 rackr1",
+        ),
+        ("{{ $x := 1 }}{{ $x = 2 }}{{ $x }}", "2"),
+        (
             "{{ if and .HealthEvent.IsFatal (not .HealthEvent.IsHealthy) }}bad{{ end }}",
             "bad",
         ),
@@ -122,15 +127,15 @@ fn what_it_cannot_do_is_refused_when_it_is_read_with_line_and_column() {
     let table = [
         (
             "a\n  {{ .Nodename }}",
-            "2:6: there is no field Nodename; there are NodeName, ",
+            "2:6: there is no field Nodename here; did you mean NodeName?",
         ),
         (
             "{{ .NodeName.First }}",
-            "1:4: there is nothing below .First",
+            "1:4: can't evaluate field First in type string",
         ),
         (
             "{{ range .HealthEvent.EntitiesImpacted }}\n{{ .Type }}{{ end }}",
-            "2:4: there is no field Type; there are EntityType",
+            "2:4: there is no field Type here",
         ),
         (
             "{{ toYaml .HealthEvent }}",
@@ -140,11 +145,31 @@ fn what_it_cannot_do_is_refused_when_it_is_read_with_line_and_column() {
             "{{ html .Kind }}",
             "1:4: the function html is not supported",
         ),
+        ("{{ $y }}", "1:4: undefined variable: $y"),
         (
-            "{{ $x := 1 }}{{ $x = 2 }}",
-            "1:17: a variable cannot be assigned to again",
+            "{{ if .Kind }}{{ $y := 1 }}{{ end }}\n{{ $y }}",
+            "2:4: undefined variable: $y",
         ),
-        ("{{ $y }}", "1:"),
+        (
+            "{{ if eq .Kind \"x\" }}{{ if true }}\n{{ .Kindd }}{{ end }}{{ end }}",
+            "2:4: there is no field Kindd here; did you mean Kind?",
+        ),
+        (
+            "{{ with .HealthEvent }}{{ else }}\n{{ .CheckName }}{{ end }}",
+            "2:4: there is no field CheckName here",
+        ),
+        (
+            "{{ range .HealthEvent.ErrorCode }}{{ break }}\n{{ .Code }}{{ end }}",
+            "2:4: can't evaluate field Code in type string",
+        ),
+        (
+            "{{ if and false (eq .Knd 1) }}{{ end }}",
+            "there is no field Knd here",
+        ),
+        (
+            "{{ range .HealthEvent.IsFatal }}{{ end }}",
+            "1:4: cannot range over bool",
+        ),
         (
             "{{ define \"x\" }}a{{ end }}b",
             "named templates are not supported",
@@ -152,21 +177,21 @@ fn what_it_cannot_do_is_refused_when_it_is_read_with_line_and_column() {
         ("{{ template \"x\" }}", "named templates are not supported"),
         (
             "ab {{ if .Kind }}x",
-            "1:7: a block that begins here has no end",
+            "1:7: a block that starts here has no end",
         ),
         (
             "{{ .Kind }}{{ end }}rest",
-            "1:4: a block that begins here has no end, or there is an end too many",
+            "1:4: a block that starts here has no end, or there is a surplus end",
         ),
         ("{{ .Kind }}{{ else }}rest", "1:4: a block"),
         ("\n\n{{ .Kind | }}", "3:"),
         (
             "{{ .HealthEvent.GeneratedTimestamp.AsTime }}",
-            "1:4: there is no field AsTime; there are Seconds, Nanos",
+            "1:4: there is no field AsTime here",
         ),
     ];
     for (source, text) in table {
-        let error = Template::parse(source).unwrap_err().to_string();
+        let error = Template::parse(source).expect_err(source).to_string();
         assert!(error.contains(text), "{source}: {error}");
     }
     let long = "x".repeat(MAX_TEMPLATE_BYTES + 1);
@@ -178,13 +203,14 @@ fn what_it_cannot_do_is_refused_when_it_is_read_with_line_and_column() {
 fn what_goes_wrong_when_it_is_run_says_where() {
     let table = [
         ("ok\n{{ index .HealthEvent.ErrorCode 7 }}", "2:"),
-        (
-            "{{ printf \"%5d\" 1 }}",
-            "1:4: execution error: printf: only %s",
-        ),
+        ("{{ printf \"%5d\" 1 }}", "1:4: printf: only %s"),
         ("{{ printf \"%d\" .Kind }}", "%d does not fit K"),
         ("{{ printf \"%s\" }}", "%s has no argument"),
         ("{{ printf \"a\" 1 }}", "it has more arguments than verbs"),
+        (
+            "{{ range .HealthEvent.ErrorCode }}\n{{ .  }}\n{{ printf \"%d\" . }}{{ end }}",
+            "3:4: printf: %d does not fit 79",
+        ),
     ];
     for (source, text) in table {
         let error = render(source).unwrap_err();
@@ -203,15 +229,18 @@ fn what_a_template_makes_and_how_long_it_runs_is_bounded() {
         ));
     }
     let error = render(&doubling).unwrap_err();
-    assert!(error.contains("its functions make more than"), "{error}");
+    assert!(error.contains("its functions produce more than"), "{error}");
     let error = render("{{ range 2000 }}a{{ end }}").unwrap_err();
     assert!(
-        error.contains("its loops have more than 1000 rounds"),
+        error.contains("its loops have more than 1000 iterations"),
         "{error}"
     );
     let nested = "{{ range 40 }}{{ range 40 }}a{{ end }}{{ end }}";
-    assert!(render(nested).unwrap_err().contains("1000 rounds"));
+    assert!(render(nested).unwrap_err().contains("1000 iterations"));
     let wide = format!("{{{{ range 900 }}}}{}{{{{ end }}}}", "x".repeat(1000));
     let error = render(&wide).unwrap_err();
-    assert!(error.contains("comes to more than 131072 bytes"), "{error}");
+    assert!(
+        error.contains("renders to more than 131072 bytes"),
+        "{error}"
+    );
 }
