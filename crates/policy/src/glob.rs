@@ -1,55 +1,34 @@
-//! Patterns of names, as the configuration has them: `NCCL_*`.
+//! Wildcard patterns for names in configurations, such as `NCCL_*`.
 
 use serde::Deserialize;
+use wildmatch::WildMatch;
 
-/// A pattern: `*` stands for any text, `?` for one character, and all else for itself.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+/// A pattern: `*` matches any text and `?` any single character.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(from = "String")]
-pub struct Glob(Vec<char>);
+pub struct Glob(WildMatch);
 
 // === impl Glob ===
 
+impl Eq for Glob {}
+
 impl From<String> for Glob {
     fn from(pattern: String) -> Self {
-        Self(pattern.chars().collect())
+        Self(WildMatch::new(&pattern))
     }
 }
 
 impl From<&str> for Glob {
     fn from(pattern: &str) -> Self {
-        Self(pattern.chars().collect())
+        Self(WildMatch::new(pattern))
     }
 }
 
 impl Glob {
-    /// Returns whether the pattern fits the whole of `name`. The time grows with the product of both
-    /// lengths at most.
+    /// Returns whether the pattern matches the whole of `name`. The time is at most proportional to
+    /// the product of both lengths.
     pub fn matches(&self, name: &str) -> bool {
-        let name: Vec<char> = name.chars().collect();
-        let (mut at, mut read) = (0, 0);
-        // The last star, and how much of the name it has taken.
-        let mut star: Option<(usize, usize)> = None;
-        while read < name.len() {
-            match self.0.get(at) {
-                Some('*') => {
-                    star = Some((at, read));
-                    at += 1;
-                }
-                Some(wanted) if *wanted == '?' || Some(wanted) == name.get(read) => {
-                    at += 1;
-                    read += 1;
-                }
-                _ => {
-                    let Some((place, taken)) = star else {
-                        return false;
-                    };
-                    star = Some((place, taken + 1));
-                    at = place + 1;
-                    read = taken + 1;
-                }
-            }
-        }
-        self.0.iter().skip(at).all(|left| *left == '*')
+        self.0.matches(name)
     }
 }
 
