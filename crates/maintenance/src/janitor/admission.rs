@@ -1,5 +1,6 @@
-//! Reasons for which a request is refused before it is there, so that whoever makes it hears of it at once. The janitor
-//! itself ends what it cannot carry out, however that came in.
+//! Admission of maintenance requests: refuses, with an immediate error for the creator, what
+//! could never be carried out. The janitor itself handles invalid requests that reach it in
+//! other ways.
 
 use contract::keys;
 use serde_json::Value;
@@ -7,30 +8,30 @@ use serde_json::Value;
 use crate::gpu_reset::Gpus;
 use crate::{Maintenance, Resource};
 
-/// A request as it is to be, and what is known of its cluster.
+/// A request under admission.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The kind of the request.
+    /// Kind of the request.
     pub kind: Maintenance,
-    /// The object.
+    /// Object of the request.
     pub object: &'a Value,
-    /// The object as it was before, where it is there already.
+    /// Previous state of the object, for updates.
     pub before: Option<&'a Value>,
 }
 
-/// The node that a request names.
+/// Node of a request under admission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Named<'a> {
-    /// A node, which is to exist.
+    /// A new request for this node, which has to exist.
     Node(&'a str),
-    /// A request that is there already, of which only what stays is looked at.
+    /// An update, which is checked only for immutable fields.
     Changed,
 }
 
 // === impl Request ===
 
 impl<'a> Request<'a> {
-    /// Returns the node that is to be maintained. The error is the reason for which the request is refused.
+    /// Returns the node of the request. The error is the reason for its refusal.
     pub fn node(&self) -> Result<Named<'a>, String> {
         let field = self.kind.node_field();
         let name = field.trim_start_matches('/').replace('/', ".");
@@ -51,13 +52,14 @@ impl<'a> Request<'a> {
         Ok(Named::Changed)
     }
 
-    /// Returns why a request for a node is refused; `None`: it is not. `others` are the requests of its kind.
+    /// Returns the reason for a refusal. `None` if the request is admitted. `others` are the
+    /// existing requests of its kind.
     pub fn refusal(&self, node: &str, node_exists: bool, others: &[Value]) -> Option<String> {
         if !node_exists {
             return Some(format!("there is no node {node}"));
         }
-        // What sessions of ours ask for, the janitor sorts out itself: one that is refused would be made again and
-        // again.
+        // Requests created for our own sessions are resolved by the janitor: a refused one
+        // would be created again and again.
         let annotations = self.object.pointer("/metadata/annotations");
         if annotations.is_some_and(|all| all.get(keys::ATTEMPT).is_some()) {
             return None;
@@ -158,7 +160,7 @@ mod tests {
         let mut going = request("a", "n");
         going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         assert_eq!(refused(kind, &second, &[going]), None);
-        // The janitor sorts out what our sessions ask for.
+        // The janitor resolves conflicts of requests from our sessions.
         let mut ours = second.clone();
         ours["metadata"]["annotations"] = json!({keys::ATTEMPT: "x"});
         assert_eq!(refused(kind, &ours, &[request("a", "n")]), None);

@@ -1,4 +1,5 @@
-//! The configuration of the janitor: NVSentinel's file (YAML), and keys of our own, `generic` and `redfish`.
+//! Configuration of the janitor: NVSentinel's file (YAML), and gpuwarden's own keys `generic`
+//! and `redfish`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,69 +16,70 @@ use super::generic::GenericConfig;
 use super::redfish::RedfishConfig;
 use crate::gpu_reset::ResetSettings;
 
-/// Largest configuration, in bytes: what a `ConfigMap` can hold.
+/// Largest configuration, in bytes: as large as a `ConfigMap` can be.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
-/// Time in which an action is to come to its end.
+/// Default time limit of an action.
 const TIMEOUT: SignedDuration = SignedDuration::from_mins(30);
-/// Longest time that can be configured.
+/// Longest time limit that can be configured.
 const MAX_TIMEOUT: SignedDuration = SignedDuration::from_hours(24);
-/// The name of the one manager of services that is known.
+/// Name of the only supported service manager.
 const GPU_OPERATOR: &str = "gpu-operator";
-/// The key of how GPUs are reset.
+/// Key of the settings for GPU resets.
 const RESETS: &str = "gpuResetController";
-/// The token of a pod's own account, where no other is named.
+/// Default token file: that of the pod's service account.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
-/// What the janitor does, and through whom.
+/// Configuration of the janitor.
 #[derive(Clone, Debug)]
 pub struct JanitorConfig {
     rules: BTreeMap<Action, Rules>,
     exclusions: Vec<LabelSelector>,
-    /// How GPUs are reset; `None`: their requests are left alone. Its namespace is the product's to say.
+    /// Settings for GPU resets. `None` if requests are ignored. The namespace is filled in by
+    /// the caller.
     pub resets: Option<ResetSettings>,
-    /// Who resets GPUs in the place of a Job; `None`: a Job does.
+    /// Provider that resets GPUs. `None` if a Job does.
     pub reset_provider: Option<ProviderPlace>,
-    /// How the built-in provider reboots; only where no other is named.
+    /// Settings of the built-in provider, used if no other is configured.
     pub generic: GenericConfig,
-    /// How BMCs are reached; then they are asked for reboots, and no Jobs are made.
+    /// Settings for BMCs. If set, reboots use BMCs instead of Jobs.
     pub redfish: RedfishConfig,
 }
 
-/// The rules for an action.
+/// Rules for an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Time in which it is to come to its end.
+    /// Time limit of the action.
     pub timeout: SignedDuration,
     /// True if a person sends the signals.
     pub manual: bool,
-    /// The provider.
+    /// Provider of the action.
     pub provider: ProviderPlace,
 }
 
-/// Where the provider of an action is.
+/// Address of a provider.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ProviderPlace {
-    /// In this process: the generic one, a Job on the node.
+    /// The generic provider in this process: a Job on the node.
     Generic,
-    /// In this process: the BMC of the node's machine.
+    /// The Redfish provider in this process: the BMC of the node's machine.
     Redfish,
-    /// Behind gRPC with TLS, and a token that is read for each call.
+    /// A gRPC server with TLS, and a token that is read for each call.
     Tls {
-        /// Host and port.
+        /// Host and port of the server.
         host: String,
-        /// The file of the authorities that it is checked against.
+        /// File of the certificate authorities.
         authority: String,
-        /// The file of the token.
+        /// File of the token.
         token: String,
     },
-    /// Behind gRPC in the open, without a token.
+    /// A gRPC server without TLS and token.
     Open {
-        /// Host and port.
+        /// Host and port of the server.
         host: String,
     },
 }
 
-/// The keys of the file.
+/// Top-level keys of the file.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct File {
@@ -85,7 +87,7 @@ struct File {
     reboot_node_controller: Controller,
     terminate_node_controller: Controller,
     gpu_reset_controller: ResetController,
-    /// Our own.
+    /// Settings of the built-in provider; a key of gpuwarden.
     generic: GenericConfig,
     redfish: RedfishConfig,
 }
@@ -109,7 +111,7 @@ struct Nodes {
     exclusions: Vec<Selector>,
 }
 
-/// A selector of labels, as objects write it.
+/// A label selector in object form.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Selector {
@@ -138,13 +140,13 @@ struct Controller {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct ResetController {
-    /// Where it is not said: where there is an image, or a provider.
+    /// Defaults to true if an image or a provider is configured.
     enabled: Option<bool>,
     timeout: Option<String>,
-    /// Not looked at: nobody but the janitor sends this signal.
+    /// Ignored: only the janitor sends this signal.
     #[serde(rename = "manualMode")]
     _manual_mode: Value,
-    /// Only its own counts, not the global one: providers that reboot nodes need not know of resets.
+    /// The global provider does not apply: providers that reboot nodes may not support resets.
     csp_provider_host: String,
     service_manager: ServiceManager,
     reset_job: ResetJob,
@@ -154,7 +156,7 @@ struct ResetController {
 #[serde(deny_unknown_fields, default)]
 struct ServiceManager {
     name: String,
-    /// Not looked at: which services those of the GPU operator are is known.
+    /// Ignored: the services of the GPU operator are built in.
     #[serde(rename = "spec")]
     _spec: Value,
 }
@@ -184,7 +186,7 @@ struct Named {
 // === impl JanitorConfig ===
 
 impl JanitorConfig {
-    /// Reads a configuration; the error says all that is wrong, a line each.
+    /// Parses a configuration. The error lists all findings, one per line.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.len() > MAX_CONFIG_BYTES {
             let found = text.len();
@@ -255,17 +257,17 @@ impl JanitorConfig {
         }
     }
 
-    /// Returns the rules for an action; `None`: its resources are left alone.
+    /// Returns the rules for an action. `None` if its resources are ignored.
     pub fn rules(&self, action: Action) -> Option<&Rules> {
         self.rules.get(&action)
     }
 
-    /// Returns the actions that are carried out.
+    /// Returns the enabled actions.
     pub fn actions(&self) -> impl Iterator<Item = Action> + '_ {
         self.rules.keys().copied()
     }
 
-    /// Returns whether a node with these labels is left alone.
+    /// Returns whether a node with these labels is excluded.
     pub fn excludes(&self, labels: &BTreeMap<String, String>) -> bool {
         self.exclusions.iter().any(|one| one.matches(labels))
     }
@@ -274,7 +276,7 @@ impl JanitorConfig {
 // === impl File ===
 
 impl File {
-    /// Returns the names of objects that it has, by their keys, each with what Kubernetes says of it.
+    /// Returns the object names in the file, by key, with the result of their validation.
     fn names(&self) -> Vec<(&'static str, Result<(), WrongName>)> {
         let job = &self.gpu_reset_controller.reset_job;
         let filled = |text: &str, check: fn(&str) -> Result<(), WrongName>| match text {

@@ -1,41 +1,41 @@
-//! What a provider says went wrong with a signal.
+//! Failures reported by providers.
 //!
-//! Only one thing counts for what is done next: whether the signal may have had an effect.
+//! The next step depends only on whether the signal may have had an effect.
 
 use jiff::SignedDuration;
 
-/// Longest message (characters): it stands in a status, an annotation and a line of the log, and repeats what a
-/// machine's controller or a cloud has said, which may be anything.
+/// Longest message (characters). It is copied into a status, an annotation and a log line, and
+/// comes from a BMC or a cloud.
 const MAX_MESSAGE: usize = 1000;
 
-/// A failure of a provider.
+/// Failure of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Its class.
+    /// Possible effect of the signal.
     pub class: Class,
-    /// A word that stays the same for the same failure, such as `RATE_LIMITED`; for people.
+    /// Stable identifier of the failure, such as `RATE_LIMITED`, for people.
     pub reason: String,
-    /// What happened, for people.
+    /// Description of the failure, for people.
     pub message: String,
-    /// The time after which to try again, where the provider says so.
+    /// Minimum wait before the next try, if the provider names one.
     pub retry_after: Option<SignedDuration>,
 }
 
-/// What a failure means for another try.
+/// Effect of a failed signal, which decides about another try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Nothing was done, and another try may succeed.
     Transient,
-    /// Nothing was done, and another try will not succeed either.
+    /// Nothing was done, and another try would fail as well.
     Permanent,
-    /// Nobody knows whether anything was done.
+    /// Unknown whether anything was done.
     Ambiguous,
 }
 
 // === impl Failure ===
 
 impl Failure {
-    /// Returns a failure of a class. A message that is too long is cut.
+    /// Creates a failure. A message that is too long is cut.
     pub fn new(class: Class, reason: &str, message: impl Into<String>) -> Self {
         let message: String = message.into();
         Self {
@@ -46,7 +46,7 @@ impl Failure {
         }
     }
 
-    /// Returns the same failure with a time after which to try again.
+    /// Sets the minimum wait before the next try.
     #[must_use]
     pub fn after(self, wait: SignedDuration) -> Self {
         Self {
@@ -55,7 +55,7 @@ impl Failure {
         }
     }
 
-    /// Returns it for people.
+    /// Returns the failure for people.
     pub fn text(&self) -> String {
         match (self.reason.as_str(), self.message.as_str()) {
             ("", message) => message.to_owned(),
@@ -68,7 +68,7 @@ impl Failure {
 // === impl Class ===
 
 impl Class {
-    /// Returns its word in `failure_class` of an `ErrorInfo`.
+    /// Returns the class as written in `failure_class` of an `ErrorInfo`.
     pub fn word(self) -> &'static str {
         match self {
             Self::Transient => "TRANSIENT",
@@ -77,7 +77,7 @@ impl Class {
         }
     }
 
-    /// Returns the class of a word.
+    /// Returns the class with this name.
     pub fn of_word(word: &str) -> Option<Self> {
         [Self::Transient, Self::Permanent, Self::Ambiguous]
             .into_iter()

@@ -1,8 +1,8 @@
-//! The generic provider: a privileged Job on the node boots it anew, and its pod shows a failure. Another
-//! resets GPUs, as it does for a janitor without a provider.
+//! The generic provider: a privileged Job on the node reboots it, and its pod shows failures.
+//! Another Job resets GPUs, as for a janitor without a provider.
 //!
-//! The name of the Job follows from the operation, so a signal that is sent twice makes one Job. The node
-//! is named in the pod, which no scheduler has to place and no taint keeps away.
+//! The name of the Job follows from the operation, so a repeated signal creates no second Job.
+//! The pod names its node, so it needs no scheduler and no taint keeps it away.
 
 use jiff::SignedDuration;
 use serde::Deserialize;
@@ -12,38 +12,39 @@ use sha2::{Digest as _, Sha256};
 use super::failure::{Class, Failure};
 use crate::gpu_reset::{self, Gpus, ResetSettings, ResetState};
 
-/// Image whose `sh`, `chroot` and `sync` the Job runs.
+/// Image that provides `sh`, `chroot` and `sync` for the Job.
 const IMAGE: &str = "public.ecr.aws/docker/library/busybox:1.37.0";
-/// Time for which a Job stays after its end.
+/// Default lifetime of a finished Job.
 const TTL_SECONDS: u32 = 3600;
 /// Label of the Jobs, with the value `true`.
 pub const JOB_LABEL: &str = "nvsentinel.nvidia.com/reboot-job";
-/// Label of the Jobs: the node. Left out where its name is longer than a label's value may be.
+/// Label of the Jobs with the node's name. Left out if the name is too long for a label's value.
 pub const NODE_LABEL: &str = "nvsentinel.nvidia.com/reboot-node";
-/// Annotation of our own: the operation.
+/// Annotation of gpuwarden with the operation.
 const OPERATION: &str = "gpuwarden.dev/operation";
-/// Annotation of our own: the boot id of the node before, which is the request id.
+/// Annotation of gpuwarden with the node's boot id before the reboot, which is the request id.
 const BOOT_ID: &str = "gpuwarden.dev/boot-id";
 /// Longest value of a label (bytes).
 const LABEL_BYTES: usize = 63;
-/// Most of a node's name that stands in the name of a Job, so that its pods have room for theirs.
+/// Longest part of a node's name in the name of a Job, which leaves room for the suffix of pod
+/// names.
 const NAME_BYTES: usize = 36;
 
-/// How the generic provider reboots.
+/// Settings of the generic provider.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct GenericConfig {
-    /// The image of the Job.
+    /// Container image of the Job.
     pub image: String,
-    /// The namespace of the Jobs; empty: that of the product.
+    /// Namespace of the Jobs. Empty for that of the product.
     pub namespace: String,
-    /// True if the kernel is told to reboot at once, without ending anything (sysrq b).
+    /// True to reboot by the kernel at once, without stopping anything (sysrq b).
     pub use_sysrq: bool,
-    /// True if a line is written to the host's log before.
+    /// True to write a line to the host's log before.
     pub write_syslog: bool,
-    /// Time for which a Job stays after its end.
+    /// Lifetime of a finished Job, in seconds.
     pub job_ttl_seconds: u32,
-    /// Secrets by which the image is pulled.
+    /// Names of the image pull secrets.
     pub image_pull_secrets: Vec<String>,
 }
 
@@ -63,8 +64,8 @@ impl Default for GenericConfig {
 }
 
 impl GenericConfig {
-    /// Checks what would go wrong only once it matters. `timeout` is the longest of an action: a Job that
-    /// goes before it would not be known again.
+    /// Checks for errors that would show only at the first reboot. `timeout` is the longest one
+    /// of all actions: a Job that is deleted earlier would not be recognised.
     pub fn check(&self, timeout: SignedDuration) -> Result<(), String> {
         if self.image.trim().is_empty() {
             return Err("image is empty".to_owned());
@@ -106,7 +107,7 @@ impl GenericConfig {
                 "annotations": {OPERATION: operation, BOOT_ID: boot_id},
             },
             "spec": {
-                // A second pod would be a second reboot.
+                // A second pod would cause a second reboot.
                 "backoffLimit": 0,
                 "ttlSecondsAfterFinished": self.job_ttl_seconds,
                 "template": {
@@ -131,7 +132,7 @@ impl GenericConfig {
         })
     }
 
-    /// Returns the command, and what of the host it takes: name, where it is put, and where it is there.
+    /// Returns the command, and the host directories to mount: name, mount path and host path.
     fn command(
         &self,
         node: &str,
@@ -143,7 +144,7 @@ impl GenericConfig {
         } else {
             "exec chroot /host reboot"
         };
-        // The name of a node has no character that a shell reads.
+        // Names of nodes have no special characters for a shell.
         let log = format!(
             "chroot /host logger -t nvsentinel-reboot -p daemon.notice 'gpuwarden reboots {node}' || true; "
         );
@@ -168,13 +169,13 @@ pub fn reset_job(node: &str, operation: &str, gpus: &Gpus, settings: &ResetSetti
     job
 }
 
-/// Returns whether a Job was made for an operation.
+/// Returns whether a Job was created for an operation.
 pub fn is_of(job: &Value, operation: &str) -> bool {
     let annotations = job.pointer("/metadata/annotations");
     annotations.is_some_and(|all| all[OPERATION] == operation)
 }
 
-/// Returns whether a Job has reset its GPUs. `why`: what its pods said at their end.
+/// Returns whether a Job has reset its GPUs. `why` is the termination message of its pods.
 pub fn is_reset(job: &Value, why: Option<&str>) -> Result<bool, Failure> {
     match ResetState::read(job, why) {
         ResetState::Active(_) => Ok(false),
@@ -192,7 +193,7 @@ pub fn reset_job_name(node: &str, operation: &str) -> String {
     named("gpu-reset", node, operation)
 }
 
-/// Returns the name of the Job of an operation.
+/// Returns the name of the Job that reboots a node for an operation.
 pub fn job_name(node: &str, operation: &str) -> String {
     named("reboot", node, operation)
 }
@@ -204,18 +205,19 @@ fn named(what: &str, node: &str, operation: &str) -> String {
         .take(8)
         .fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
     let node: String = node.chars().take(NAME_BYTES).collect();
-    // A name may not have a dot before a dash.
+    // A name must not have a dot before a dash.
     format!("{what}-{}-{hash:016x}", node.trim_end_matches(['.', '-']))
 }
 
-/// Returns the boot id of the node before the Job was made; `None` where the Job is another's.
+/// Returns the node's boot id before the Job was created. `None` if the Job belongs to another
+/// operation.
 pub fn boot_before(job: &Value, operation: &str) -> Option<String> {
     let annotations = job.pointer("/metadata/annotations")?;
     (annotations.get(OPERATION)?.as_str() == Some(operation))
         .then(|| annotations.get(BOOT_ID)?.as_str().map(str::to_owned))?
 }
 
-/// Returns what keeps the Job of a reboot from doing it, as far as its pods show it.
+/// Returns the failure of a reboot Job, as far as its pods show one.
 pub fn failure_of<'a>(pods: impl IntoIterator<Item = &'a Value>) -> Option<Failure> {
     pods.into_iter().find_map(|pod| {
         let name = pod["metadata"]["name"].as_str().unwrap_or_default();
@@ -225,7 +227,7 @@ pub fn failure_of<'a>(pods: impl IntoIterator<Item = &'a Value>) -> Option<Failu
     })
 }
 
-/// Returns what is wrong with a pod by its status; `None` also where it was ended by the reboot.
+/// Returns the failure of a pod, from its status. `None` also if the reboot ended the pod.
 fn what_failed(status: &Value) -> Option<String> {
     let containers = status["containerStatuses"].as_array();
     for container in containers.into_iter().flatten() {
@@ -234,13 +236,14 @@ fn what_failed(status: &Value) -> Option<String> {
         if let Some(reason) = waiting.filter(|reason| !starting.contains(reason)) {
             return Some(format!("cannot start: {reason}"));
         }
-        // From 128 on it was ended by a signal, or nobody knows: a reboot does that.
+        // Codes from 128 on stand for a signal or an unknown cause, as in a reboot.
         let code = container["state"]["terminated"]["exitCode"].as_i64();
         if let Some(code) = code.filter(|code| (1..128).contains(code)) {
             return Some(format!("ended with exit code {code}"));
         }
     }
-    // A kubelet that shuts down gracefully says that it has ended a pod, which had containers.
+    // A kubelet that shuts down gracefully reports that it ended the pod, but that pod had
+    // containers.
     let refused = containers.is_none_or(Vec::is_empty) && status["phase"] == "Failed";
     let reason = status["reason"].as_str().filter(|_| refused)?;
     Some(format!("is refused by the kubelet: {reason}"))

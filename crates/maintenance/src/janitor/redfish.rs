@@ -1,9 +1,10 @@
-//! Power cycles by a machine's management controller (BMC), which speaks Redfish (DMTF DSP0266): where that
-//! of a node is, which reset it is asked for, and whether one has happened.
+//! Power cycles through a machine's management controller (BMC) by Redfish (DMTF DSP0266):
+//! location of the machine, choice of the reset type, and detection of a reset.
 //!
-//! Redfish knows no operations. So before a signal is sent it is [recorded](Record) at the node, with what
-//! tells a later reset apart: the node's boot, the time of the machine's last reset, and the last boot in the
-//! log of the BMC (SEL). All times are those of the BMC, and only compared with one another.
+//! Redfish has no ids of operations. Before a signal is sent, the node therefore
+//! [records](Record) what distinguishes a later reset: the node's boot, the time of the
+//! machine's last reset, and the last boot in the BMC's log (SEL). All these times are from the
+//! BMC's clock, and compared only with each other.
 
 mod config;
 mod log;
@@ -15,28 +16,28 @@ pub use config::{RedfishConfig, is_path};
 pub use log::{Log, entries_of, log_of};
 pub use record::{Record, Verdict};
 
-/// The collection of the machines of a BMC.
+/// Collection of the machines of a BMC.
 pub const SYSTEMS: &str = "/redfish/v1/Systems";
-/// The reset types that end what is left of a running machine and start it anew, the best first. A power
-/// cycle also takes the power off its devices.
+/// Reset types that stop a running machine and start it again, best first. A power cycle also
+/// cuts the power of its devices.
 const RESTARTS: [&str; 2] = ["PowerCycle", "ForceRestart"];
-/// The reset types that start a machine that is off.
+/// Reset types that start a machine that is off.
 const STARTS: [&str; 2] = ["On", "ForceOn"];
-/// Longest time that is taken for one (bytes), which is noted at the node.
+/// Longest accepted time from a BMC (bytes), which is recorded on the node.
 const LONGEST_TIME: usize = 64;
-/// The action by which a machine is reset.
+/// Action that resets a machine.
 const RESET: &str = "/Actions/#ComputerSystem.Reset";
 
-/// A machine as its BMC describes it (`ComputerSystem`).
+/// A machine as described by its BMC (`ComputerSystem`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// The path that takes a reset.
+    /// Path that accepts resets.
     pub target: String,
-    /// The path of the description of what it takes, where the machine itself does not say so.
+    /// Path of the action's description, if the machine does not list reset types itself.
     pub action_info: Option<String>,
-    /// The time of its last reset, in the BMC's words; `None`: the BMC does not say.
+    /// Time of the last reset, as written by the BMC. `None` if the BMC does not report it.
     pub last_reset: Option<String>,
-    /// The path of its logs.
+    /// Path of the machine's logs.
     pub logs: Option<String>,
     off: bool,
     allowed: Option<Vec<String>>,
@@ -45,7 +46,7 @@ pub struct Machine {
 // === impl Machine ===
 
 impl Machine {
-    /// Reads a machine. The error says what it lacks.
+    /// Reads a machine. The error names the missing part.
     pub fn read(object: &Value) -> Result<Self, String> {
         let text = |at: &str| {
             object
@@ -66,20 +67,20 @@ impl Machine {
         })
     }
 
-    /// Returns whether what resets it takes has to be looked up in [`Self::action_info`].
+    /// Returns whether the reset types have to be read from [`Self::action_info`].
     pub fn says_no_types(&self) -> bool {
         self.allowed.is_none()
     }
 
-    /// Takes in the description of the action (`ActionInfo`).
+    /// Sets the reset types from the description of the action (`ActionInfo`).
     pub fn learn_types(&mut self, action_info: &Value) {
         let parameters = action_info["Parameters"].as_array();
         let reset = (parameters.into_iter().flatten()).find(|one| one["Name"] == "ResetType");
         self.allowed = reset.and_then(|one| texts(&one["AllowableValues"]));
     }
 
-    /// Returns the type of the reset to ask for. The error says what the machine takes instead. One that says
-    /// nothing is asked for a `ForceRestart`, which nearly all take.
+    /// Returns the reset type to request. The error lists the types that the machine accepts. A
+    /// machine that lists none is sent a `ForceRestart`, which nearly all accept.
     pub fn reset_type(&self) -> Result<&'static str, String> {
         let wanted = if self.off { STARTS } else { RESTARTS };
         let Some(allowed) = &self.allowed else {

@@ -4,39 +4,40 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// The place of a node's name in an address.
+/// Placeholder of the node's name in an address.
 const NODE: &str = "{node}";
 
-/// `RedfishConfig` says how the BMCs of nodes are reached. It is used where an address is given.
+/// Settings for the BMCs of nodes, used if an address is configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RedfishConfig {
-    /// The address of the BMC of each node, with `{node}` in the place of its name.
+    /// Address of each node's BMC, with `{node}` as the placeholder of its name.
     pub address: String,
-    /// The addresses of nodes for which that does not hold, by their names.
+    /// Addresses of nodes that differ from the pattern, by node name.
     pub addresses: BTreeMap<String, String>,
-    /// The path of the machine; empty: the only one that the BMC has.
+    /// Path of the machine. Empty for the only one that the BMC has.
     pub system: String,
-    /// The file of the user's name, read for each signal.
+    /// File of the user name, read for each signal.
     pub username_path: String,
-    /// The file of the password, read for each signal.
+    /// File of the password, read for each signal.
     pub password_path: String,
-    /// The file of the authorities that certificates are checked against.
+    /// File of the certificate authorities.
     #[serde(rename = "caPath")]
     pub authority: String,
-    /// True if certificates are not checked: whoever answers at the address gets the password.
+    /// True to skip the verification of certificates. The password is then sent to any server
+    /// at the address.
     pub insecure_skip_verify: bool,
 }
 
 // === impl RedfishConfig ===
 
 impl RedfishConfig {
-    /// Returns whether BMCs are reached at all.
+    /// Returns whether BMCs are configured.
     pub fn is_used(&self) -> bool {
         !self.address.is_empty() || !self.addresses.is_empty()
     }
 
-    /// Adds all that is wrong with it.
+    /// Appends all errors in these settings.
     pub fn check(&self, wrong: &mut Vec<String>) {
         if !self.is_used() {
             if *self != Self::default() {
@@ -81,7 +82,7 @@ impl RedfishConfig {
         }
     }
 
-    /// Returns the address of a node's BMC; `None`: none is known.
+    /// Returns the address of a node's BMC. `None` if it is not configured.
     pub fn address_of(&self, node: &str) -> Option<String> {
         match self.addresses.get(node) {
             Some(own) => Some(own.clone()),
@@ -90,14 +91,14 @@ impl RedfishConfig {
     }
 }
 
-/// Returns whether this is a path at a BMC, perhaps with a query, and nothing that names another host: a BMC
-/// says itself where its machine is, and who speaks for the BMC may say anything.
+/// Returns whether the text is a path at a BMC, possibly with a query, that cannot name another
+/// host. Paths come from the BMC, or from somebody who impersonates it.
 pub fn is_path(text: &str) -> bool {
     let printed = |one: u8| one.is_ascii_graphic() && one != b'\\';
     text.starts_with('/') && !text.starts_with("//") && text.bytes().all(printed)
 }
 
-/// Returns whether this is a scheme, a host and perhaps a port, and nothing else.
+/// Returns whether the text is exactly a scheme, a host and optionally a port.
 fn is_address(text: &str) -> bool {
     let rest = text
         .strip_prefix("https://")

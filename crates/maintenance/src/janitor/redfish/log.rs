@@ -1,44 +1,44 @@
-//! The log of a machine (IPMI's SEL, or the vendor's), as a witness of boots and of what was wrong.
+//! The log of a machine (IPMI's SEL, or the vendor's), as evidence of boots and of critical
+//! errors.
 
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// The logs that are looked for, the best first, by a part of their names in lower case: the SEL; HPE's
-/// Integrated Management Log; `OpenBMC`'s.
+/// Supported logs, best first, by a lower-case part of their names: the SEL; HPE's Integrated
+/// Management Log; `OpenBMC`'s.
 const LOGS: [&str; 3] = ["sel", "iml", "eventlog"];
-/// Sensor type of IPMI 2.0 (table 42-3, 1Dh) in Redfish's `LogEntry`, of which there are two spellings.
+/// Sensor type of IPMI 2.0 (table 42-3, 1Dh) in Redfish's `LogEntry`, which has two spellings.
 const BOOT_SENSOR: &str = "system boot";
-/// Messages of boots where there is no sensor type, by the end of their ids: `OpenBMC`, and Dell's SYS1000
+/// Ids of boot messages without a sensor type, by suffix: `OpenBMC`'s, and Dell's SYS1000
 /// (turning on) and SYS1003 (processor resets).
 const BOOT_MESSAGES: [&str; 4] = ["DCPowerOn", "HostPowerOn", "SYS1000", "SYS1003"];
-/// Words of messages of boots where nothing else says so, in lower case: HPE's, and `ipmitool`'s for the
+/// Texts of boot messages without other marks, in lower case: HPE's, and `ipmitool`'s for the
 /// sensor type.
 const BOOT_WORDS: [&str; 3] = [
     "server reset",
     "system boot initiated",
     "initiated by power up",
 ];
-/// Severity of the entries that are told of.
+/// Severity of reported entries.
 const CRITICAL: &str = "Critical";
-/// Most entries that are told of.
+/// Most critical entries that are reported.
 const TOLD: usize = 3;
-/// Longest text of an entry that is told of (characters): it stands in one line of a log, and a BMC may say
-/// anything.
+/// Longest text of a reported entry (characters): part of a log line, and written by the BMC.
 const LONGEST: usize = 200;
 
-/// What a log is a witness of.
+/// Evidence from a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
-    /// The time of the last boot in it.
+    /// Time of the last boot in the log.
     pub last_boot: Option<Timestamp>,
-    /// The newest critical entries, the newest first, each with its time.
+    /// Newest critical entries with their times, newest first.
     pub critical: Vec<(Timestamp, String)>,
 }
 
 // === impl Log ===
 
 impl Log {
-    /// Takes in a page of entries. Those without a time of which a time zone is known are no witnesses.
+    /// Reads a page of entries. Entries without a time and time zone are ignored.
     pub fn read(&mut self, page: &Value) {
         for entry in page["Members"].as_array().into_iter().flatten() {
             let created = entry["Created"].as_str().and_then(|text| text.parse().ok());
@@ -59,7 +59,7 @@ impl Log {
     }
 }
 
-/// Returns the path of the log to read, of the paths of all.
+/// Returns the log to read among all `paths`.
 pub fn log_of(paths: &[String]) -> Option<&String> {
     let name = |path: &str| {
         path.rsplit('/')

@@ -1,60 +1,60 @@
-//! The note of a signal at the node, written before it is sent.
+//! Record of a signal on the node, written before the signal is sent.
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::{Log, Machine};
 
-/// Time in which a BMC tells of a reset that it was asked for.
+/// Time for a BMC to report a requested reset.
 const TOLD_WITHIN: SignedDuration = SignedDuration::from_mins(2);
 
-/// The note of a signal, as the annotation `gpuwarden.dev/power-cycle` of the node has it (JSON).
+/// Record of a signal, as JSON in the node's annotation `gpuwarden.dev/power-cycle`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// The operation.
+    /// Id of the operation.
     pub operation: String,
-    /// The boot of the node before.
+    /// Boot id of the node before the signal.
     pub boot_id: String,
-    /// The time of the machine's last reset before, in the BMC's words.
+    /// Time of the machine's previous reset, as written by the BMC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_reset: Option<String>,
-    /// The last boot in the log before.
+    /// Time of the last boot in the log before the signal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_boot: Option<Timestamp>,
-    /// The time of this note.
+    /// Time of this record.
     pub at: Timestamp,
 }
 
-/// A `Verdict` says whether a signal that was recorded has reached the machine.
+/// Result of looking for the effect of a recorded signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The machine has been reset since.
     Reset,
-    /// It has not.
+    /// The machine has not been reset.
     NotReset,
-    /// It may still be told.
+    /// A reset may still be reported.
     TooSoon,
-    /// Nothing tells.
+    /// There is no evidence.
     Unknown,
 }
 
 // === impl Record ===
 
 impl Record {
-    /// Returns the record in an annotation, if it is this operation's.
+    /// Reads the record from an annotation, if it belongs to the operation.
     pub fn read(annotation: Option<&str>, operation: &str) -> Option<Self> {
         let record: Self = serde_json::from_str(annotation?).ok()?;
         (record.operation == operation).then_some(record)
     }
 
-    /// Returns whether the node itself shows another boot.
+    /// Returns whether the node runs another boot than recorded.
     pub fn booted(&self, boot_id: &str) -> bool {
         !boot_id.is_empty() && boot_id != self.boot_id
     }
 
-    /// Returns whether the machine has been reset since, by its own word and its log's. A log without a new
-    /// boot proves nothing: it may be full, or not have that entry yet.
+    /// Returns whether the machine has been reset since, according to the machine itself and
+    /// its log. A log without a new boot proves nothing: it may be full, or delayed.
     pub fn verdict(&self, machine: &Machine, log: &Log, now: Timestamp) -> Verdict {
         if log.last_boot.is_some() && log.last_boot > self.last_boot {
             return Verdict::Reset;

@@ -1,4 +1,4 @@
-//! Machines as BMCs describe them, and what tells a reset apart.
+//! Descriptions of machines by BMCs, and the detection of resets.
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
@@ -78,7 +78,7 @@ fn what_is_no_machine_says_so() {
     assert!(members_of(&json!({"Members": "many"})).is_empty());
 }
 
-/// Logs as vendors write them, each with the boot that is to be found and the critical entries.
+/// Logs of several vendors, each with the expected boot and critical entries.
 #[test]
 fn a_log_tells_of_boots_and_of_what_was_wrong() {
     for (name, text, boot, critical) in [
@@ -125,8 +125,9 @@ fn a_log_tells_of_boots_and_of_what_was_wrong() {
         let mut log = Log::default();
         log.read(&serde_json::from_str(text).unwrap());
         assert_eq!(log.last_boot, boot.map(at), "{name}");
-        let told: Vec<&str> = log.critical.iter().map(|(_, what)| what.as_str()).collect();
-        assert_eq!(told, critical, "{name}");
+        let critical_entries: Vec<&str> =
+            log.critical.iter().map(|(_, what)| what.as_str()).collect();
+        assert_eq!(critical_entries, critical, "{name}");
     }
 }
 
@@ -172,17 +173,17 @@ fn only_a_witness_says_that_a_machine_was_reset_or_not() {
     let (old, new) = ("2026-11-20T08:00:00Z", "2026-11-25T10:00:40Z");
     let noted = at("2026-11-25T10:00:00Z");
     for (before, after, boot_before, boot_after, seconds, wanted) in [
-        // The machine's own word.
+        // Evidence from the machine itself.
         (Some(old), Some(new), None, None, 1, Reset),
         (Some(old), Some(old), None, None, 119, TooSoon),
         (Some(old), Some(old), None, None, 121, NotReset),
-        // A clock that was put back is no old note.
+        // A clock that was set back does not make the record old.
         (Some(old), Some(old), None, None, -10, TooSoon),
-        // The log's.
+        // Evidence from the log.
         (None, None, Some(old), Some(new), 1, Reset),
         (None, None, None, Some(new), 1, Reset),
         (Some(old), Some(old), Some(old), Some(new), 121, Reset),
-        // Silence of the log proves nothing.
+        // A log without entries proves nothing.
         (None, None, Some(old), Some(old), 121, Unknown),
         (None, None, Some(old), None, 121, Unknown),
         (None, Some(new), None, None, 121, Unknown),

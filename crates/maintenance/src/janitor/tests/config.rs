@@ -1,4 +1,4 @@
-//! The file: NVSentinel's loads unchanged, and what is wrong is said.
+//! The configuration file: NVSentinel's loads unchanged, and errors are reported.
 
 use super::*;
 
@@ -79,7 +79,7 @@ fn nvsentinels_file_is_read_unchanged() {
         ("node-role.kubernetes.io/control-plane", ""),
         ("zone", "c")
     ]));
-    // All requirements of a selector hold together.
+    // All requirements of a selector have to match.
     assert!(!excluded(&[
         ("node-role.kubernetes.io/control-plane", ""),
         ("zone", "a")
@@ -98,7 +98,7 @@ fn resets_are_signalled_only_where_their_own_host_is_named() {
     let config = read(&format!("{global}gpuResetController: {{{own}}}"));
     let host = "own:1".to_owned();
     assert_eq!(config.reset_provider, Some(ProviderPlace::Open { host }));
-    // Without an image, too: no Job is made.
+    // An image is not needed, since no Job is created.
     assert!(config.resets.is_some());
     let off = format!("{global}gpuResetController: {{{own}, enabled: false}}");
     let config = read(&off);
