@@ -1,22 +1,21 @@
-//! Maintenance of nodes: what is done next for each of the custom resources by which it is asked for.
+//! The janitor: decides what is done next for each maintenance request.
 //!
 //! ```text
-//! board.rs      all resources as one object: inputs go in, effects come out; it asks signal.rs about reboots
-//!               and terminations, `gpu_reset` and `handover` about the others
-//! turn.rs       one signal of a node at a time
-//! signal.rs     a reboot or a termination, step by step: pure, from the status and what was seen
-//! sending.rs    the sending of one signal, whatever it is for: announced, sent once, asked for
-//! reset.rs      the signal of a reset of GPUs, as `gpu_reset` sees it
-//! record.rs     what stands in the status about a signal
-//! failure.rs    what a provider says went wrong
-//! admission.rs  why a request is refused before it is there, by the webhook
-//! config.rs     the file
-//! generic.rs    the Job by which the generic provider reboots
-//! redfish.rs    what a machine's BMC is asked for, and whether it has done it
+//! board.rs      all resources as one object: inputs go in, effects come out
+//! order.rs      one resource of a node at a time
+//! signal.rs     steps of a reboot or a termination
+//! sending.rs    sending of one signal: recorded, sent once, looked up after a lost response
+//! reset.rs      signal of a GPU reset by a provider
+//! record.rs     record of a signal in the status
+//! failure.rs    failures reported by providers
+//! admission.rs  refusal of requests by the webhook
+//! config.rs     the configuration file
+//! generic.rs    Jobs of the generic provider
+//! redfish.rs    power cycles through BMCs
 //! ```
 //!
-//! Everything that must not be forgotten stands in the status of the resource, and stands there before it
-//! is done. So a crash between any two effects makes no second signal.
+//! All essential state is in the status of the resource, and is written there before the action
+//! that depends on it. A crash between two actions therefore never causes a second signal.
 
 use crate::Maintenance;
 
@@ -39,21 +38,22 @@ pub use failure::{Class, Failure};
 pub use sending::{Answer, Found, Question};
 pub use signal::NodeSeen;
 
-/// What a provider is asked for.
+/// Action requested of a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
-    /// A node is to boot anew: a `RebootNode`.
+    /// Reboot of a node, for a `RebootNode`.
     Reboot,
-    /// A node is to be taken away: a `TerminateNode`.
+    /// Termination of a node, for a `TerminateNode`.
     Terminate,
-    /// GPUs are to be reset: a `GPUReset`, where no Job does it.
+    /// Reset of GPUs, for a `GPUReset` that no Job carries out.
     Reset,
 }
 
 // === impl Action ===
 
 impl Action {
-    /// Returns the action that resources of a kind ask for; `None`: they ask for none of a provider.
+    /// Returns the provider's action for resources of a kind. `None` if the kind involves no
+    /// provider.
     pub fn of(kind: Maintenance) -> Option<Self> {
         match kind {
             Maintenance::Reboot => Some(Self::Reboot),
@@ -63,7 +63,7 @@ impl Action {
         }
     }
 
-    /// Returns the kind of its resources.
+    /// Returns the kind of resources that request the action.
     pub fn kind(self) -> Maintenance {
         match self {
             Self::Reboot => Maintenance::Reboot,
@@ -72,7 +72,7 @@ impl Action {
         }
     }
 
-    /// Returns its name, as metrics and providers have it.
+    /// Returns the action's name in metrics and for providers.
     pub fn name(self) -> &'static str {
         match self {
             Self::Reboot => "reboot",
@@ -81,7 +81,7 @@ impl Action {
         }
     }
 
-    /// Returns the condition that is true once it is done.
+    /// Returns the condition that is true once the action is done.
     pub fn done(self) -> &'static str {
         match self {
             Self::Reboot => "NodeReady",

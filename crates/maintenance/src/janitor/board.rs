@@ -1,7 +1,8 @@
-//! All resources as one object: what was seen and answered goes in, effects come out.
+//! All resources as one object: observations and responses go in, effects come out.
 //!
-//! What is done about one is decided by `signal`, [`gpu_reset`] and [`handover`] (`board/next.rs`); here it is
-//! one thing at a time for each, and one resource at a time for each node.
+//! `signal`, [`gpu_reset`] and [`handover`] decide about single resources (`board/next.rs`).
+//! The board ensures that each resource has one action at a time, and each node one resource at
+//! a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,53 +27,53 @@ use entry::Entry;
 pub use io::{Effect, Input, Made, News, NodeTold, Written};
 use news::news;
 
-/// Wait before something is tried again that the API server has not done.
+/// Wait before a failed request to the API server is repeated.
 const WRITE_AGAIN: SignedDuration = SignedDuration::from_secs(5);
-/// Wait before it is tried again to delete an old resource: nothing depends on it.
+/// Wait before a failed deletion of an old resource is repeated. Nothing depends on it.
 const DELETE_AGAIN: SignedDuration = SignedDuration::from_mins(1);
 
-/// All resources, and the nodes that they are about.
+/// All resources and their nodes.
 #[derive(Clone, Debug)]
 pub struct Board {
     config: JanitorConfig,
-    /// The time for which a resource is kept after its end; `None`: for ever.
+    /// Lifetime of a resource after its end. `None` if resources are kept for ever.
     ttl: Option<SignedDuration>,
-    /// The only node whose resources count; `None`: all do.
+    /// Node that this board is restricted to. `None` if it covers all nodes.
     only: Option<String>,
-    /// The id of this process.
+    /// Unique id of this process.
     process: String,
     entries: BTreeMap<Key, Entry>,
     nodes: BTreeMap<String, Around>,
-    /// The Jobs that reset GPUs, each with what its pods said at their end.
+    /// Jobs that reset GPUs, by name, with the termination message of their pods.
     jobs: BTreeMap<String, (Value, Option<String>)>,
     jobs_listed: bool,
-    /// The time of the first input: since when it looks.
+    /// Time of the first input.
     since: Option<Timestamp>,
     listings: Listings,
     wakes: BTreeSet<(Timestamp, Key)>,
 }
 
-/// A node, and what is known around it.
+/// State of a node and its resources.
 #[derive(Clone, Debug, Default)]
 struct Around {
-    /// Its resources.
+    /// Keys of the node's resources.
     keys: BTreeSet<Key>,
     followed: bool,
     follows_pods: bool,
     seen: Node,
     view: Option<Box<NodeView>>,
     pods: Option<Vec<ServicePod>>,
-    /// True if a resource has vanished that may have left something behind.
+    /// True if a resource that may have left changes on the node has disappeared.
     vanished: bool,
-    /// True until it is known whether that was put back.
+    /// True while such a change is being undone.
     busy: bool,
 }
 
 // === impl Board ===
 
 impl Board {
-    /// Returns a board that knows nothing yet. `process` is a name that no other process has, and this one
-    /// had never before it was started.
+    /// Creates an empty board. `process` is a name that no other process has, nor had this one
+    /// before a restart.
     pub fn new(config: JanitorConfig, ttl: Option<SignedDuration>, process: String) -> Self {
         Self {
             config,
@@ -89,31 +90,31 @@ impl Board {
         }
     }
 
-    /// Returns the same board for the resources of one node: on that node runs who has it, beside others of
-    /// its kind.
+    /// Restricts the board to the resources of one node, for a janitor that runs on that node
+    /// beside others.
     #[must_use]
     pub fn for_node(self, node: Option<String>) -> Self {
         Self { only: node, ..self }
     }
 
-    /// Returns its configuration.
+    /// Returns the configuration of the janitor.
     pub fn config(&self) -> &JanitorConfig {
         &self.config
     }
 
-    /// Returns the kinds that are carried out.
+    /// Returns the kinds of resources that are carried out.
     pub fn kinds(&self) -> impl Iterator<Item = Maintenance> + '_ {
         let all = Maintenance::ALL.into_iter();
         all.filter(|kind| self.carries_out(*kind))
     }
 
-    /// Returns when the board wants to be told that time has passed.
+    /// Returns the time of the next [`Input::Time`].
     pub fn wake_at(&self) -> Option<Timestamp> {
         self.wakes.first().map(|(time, _)| *time)
     }
 
-    /// Takes an input in, and returns what is to be done. Whoever carries the effects out tells the
-    /// answer to each but those that tell of a node, and [`Effect::Tell`].
+    /// Handles an input and returns its effects. The caller reports the response to each
+    /// effect, except to those that start or stop watches and to [`Effect::Tell`].
     pub fn take(&mut self, input: Input, now: Timestamp) -> Vec<Effect> {
         let mut effects = Vec::new();
         self.since.get_or_insert(now);
@@ -151,7 +152,7 @@ impl Board {
             Input::Written(key, written) => self.written(&key, written, now, &mut effects),
             Input::Answered(key, operation, answer) => {
                 let entry = self.entries.get_mut(&key);
-                // Another one may have its name by now.
+                // The name may belong to another resource by now.
                 if let Some(entry) = entry.filter(|one| one.resource.operation() == operation) {
                     entry.answered(answer, now);
                     self.look_at(&key, now, &mut effects);
@@ -175,7 +176,7 @@ impl Board {
         effects
     }
 
-    /// Returns which resource is at work on a node, of those that are chosen.
+    /// Returns the resource that is working on a node, among the `chosen` ones.
     pub(super) fn at_work(&self, node: &str, chosen: impl Fn(&Key) -> bool) -> Option<String> {
         let around = self.nodes.get(node)?;
         let view = around.view.as_deref();
@@ -212,7 +213,7 @@ impl Board {
         self.only.as_ref().is_none_or(|own| own == node)
     }
 
-    /// Returns whether all that may be under way is known.
+    /// Returns whether all resources that may be in progress are known.
     fn is_ready(&self) -> bool {
         self.kinds().all(|kind| self.listings.has(kind))
     }
@@ -235,7 +236,7 @@ impl Board {
         let key = resource.key();
         self.listings.saw(&key);
         if (self.entries.get(&key)).is_some_and(|known| known.resource.uid != resource.uid) {
-            // Another one of the same name is another one.
+            // A new resource with the name of a deleted one.
             self.gone(&key, now, effects);
         }
         if let Some(entry) = self.entries.get_mut(&key) {
@@ -257,7 +258,7 @@ impl Board {
         self.look_around(&key, now, effects);
     }
 
-    /// Tells what has become of a resource that was like this before.
+    /// Reports the events of a change of a resource, given its previous state.
     fn tell(
         &self,
         key: &Key,
@@ -356,7 +357,7 @@ impl Board {
         if around.followed && !failed {
             around.view = view;
         }
-        // What has vanished has no time of its own: it is tried again when time passes.
+        // A retry without a resource has no time of its own and happens with the next tick.
         if by.is_some() || !failed {
             self.look_at_node(node, now, effects);
         }
@@ -418,7 +419,7 @@ impl Board {
         }
     }
 
-    /// Looks at all resources of the node of one.
+    /// Evaluates all resources of the resource's node.
     fn look_around(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
         let node = self.entries.get(key).map(|one| one.resource.node.clone());
         if let Some(node) = node {
@@ -445,7 +446,7 @@ impl Board {
         }
     }
 
-    /// Has a node told of, or not any more.
+    /// Starts or stops the watches of a node.
     fn follow(&mut self, node: &str, effects: &mut Vec<Effect>) {
         let Some(around) = self.nodes.get(node) else {
             return;
@@ -483,7 +484,7 @@ impl Board {
         }
     }
 
-    /// Puts back what resources have left behind on a node that vanished.
+    /// Undoes the changes of disappeared resources on a node.
     fn clear_up(&mut self, node: &str, effects: &mut Vec<Effect>) {
         let Some(around) = self.nodes.get_mut(node) else {
             return;

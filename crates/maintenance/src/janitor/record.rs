@@ -1,31 +1,33 @@
-//! What stands in the status of a resource about its signal.
+//! Record of a signal in the status of its resource.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::Status;
 
-/// The condition that says whether the signal was sent; its message is the request id of the provider.
+/// Condition about the sending of the signal. Its message is the provider's request id.
 pub(super) const SIGNAL_SENT: &str = "SignalSent";
-/// The condition that is true where somebody else sends the signal.
+/// Condition that is true if a person has to send the signal.
 pub(super) const MANUAL_MODE: &str = "ManualMode";
-/// The condition of our own whose message is the [`Record`].
+/// Condition of gpuwarden whose message is the [`Record`].
 const RECORD: &str = "gpuwarden.dev/Signal";
 
-/// What is remembered of a signal, and stands in the status before the signal is sent.
+/// Record of a signal, written before the signal is sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Record {
-    /// The boot id of the node before.
+    /// Boot id of the node before the signal.
     pub(super) boot_id: String,
-    /// The uid of the node before.
+    /// `metadata.uid` of the node before the signal.
     pub(super) node_uid: String,
-    /// The number of the try, from 1 on; 0: it was begun by somebody else, who may have sent one.
+    /// Number of the try, from 1. Zero if another janitor started the resource and may have
+    /// sent a signal.
     #[serde(rename = "try")]
     pub(super) attempt: u32,
-    /// The process that sends it, and nobody else without asking the provider.
+    /// Process that sends the signal. No other process sends it without asking the provider
+    /// first.
     pub(super) by: String,
-    /// The time before which it is not tried again.
+    /// Earliest time of the next try.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) not_before: Option<Timestamp>,
 }
@@ -33,16 +35,17 @@ pub(super) struct Record {
 // === impl Record ===
 
 impl Record {
-    /// Reads what is remembered; `None` where nothing is, or it cannot be read.
+    /// Reads the record. `None` if it is missing or malformed.
     pub(super) fn read(status: &Status) -> Option<Self> {
         serde_json::from_str(&status.condition(RECORD)?.message).ok()
     }
 
-    /// Writes it into a status.
+    /// Writes the record into a status.
     pub(super) fn write(&self, status: &mut Status, now: Timestamp) {
-        // Its few short texts cannot fail to be written.
+        // Serialising a few strings cannot fail.
         let message = serde_json::to_string(self).unwrap_or_default();
-        // True where a signal may be on its way: what has a true condition is not withdrawn any more.
+        // True if a signal may be on its way. A resource with a true condition is no longer
+        // withdrawn.
         let on_its_way = !self.by.is_empty() || self.attempt == 0;
         let to = if on_its_way { "True" } else { "False" };
         status.set(RECORD, to, "Recorded", &message, now);

@@ -1,5 +1,5 @@
-//! A reset of GPUs that a provider carries out: its signal, and what is heard of it, as `gpu_reset` sees a
-//! reset.
+//! GPU resets by a provider: the signal and its observed state, for
+//! [`gpu_reset`](crate::gpu_reset).
 
 use super::failure::Class;
 use super::record::{Record, SIGNAL_SENT};
@@ -8,18 +8,18 @@ use super::signal::Step;
 use crate::gpu_reset::{ResetSeen, ResetState, is_reset};
 use crate::{Condition, Outcome, Status};
 
-/// The signal of a reset.
+/// Signal of a reset.
 pub(super) struct ResetSignal<'a>(pub(super) Sending<'a>);
 
 // === impl ResetSignal ===
 
 impl ResetSignal<'_> {
-    /// Returns whether it stands in the status: it may have been sent.
+    /// Returns whether the signal is recorded in the status, so it may have been sent.
     pub(super) fn is_announced(&self) -> bool {
         self.record().is_some()
     }
 
-    /// Returns the status that says what the provider has answered; `None`: it says so already.
+    /// Returns the status with the provider's response. `None` if the status already has it.
     pub(super) fn note(&self) -> Option<Status> {
         let Sending { resource, now, .. } = self.0;
         if resource.status.completion.is_some() || self.is_answered() {
@@ -36,7 +36,7 @@ impl ResetSignal<'_> {
         }
     }
 
-    /// Returns what is known of the reset.
+    /// Returns the observed state of the reset.
     pub(super) fn seen(&self) -> ResetSeen {
         let Some(record) = self.record() else {
             return ResetSeen::Absent;
@@ -59,7 +59,7 @@ impl ResetSignal<'_> {
         }
     }
 
-    /// Returns what is done to have it sent, of which it is known that none is on its way.
+    /// Returns the step that sends the signal. Must be called only if no signal is on its way.
     pub(super) fn send(&self) -> Step {
         let Some(record) = self.record() else {
             let record = Record {
@@ -79,7 +79,7 @@ impl ResetSignal<'_> {
         }
     }
 
-    /// Returns what the provider is asked while nothing else is to be done.
+    /// Returns the question for the provider while nothing else is to be done.
     pub(super) fn ask(&self) -> Step {
         let Some(record) = self.record().filter(|_| !is_reset(self.0.resource)) else {
             return Step::Wait(None);
@@ -104,18 +104,18 @@ impl ResetSignal<'_> {
         self.0.resource.status.condition(SIGNAL_SENT)
     }
 
-    /// Returns whether it is known whether the provider has taken it.
+    /// Returns whether the provider is known to have accepted or refused the signal.
     fn is_answered(&self) -> bool {
         self.signal().is_some_and(|one| one.status != "Unknown")
     }
 
-    /// Returns what was recorded. What cannot be read any more says that a signal may have been sent.
+    /// Returns the record. A malformed one counts as a signal that may have been sent.
     fn record(&self) -> Option<Record> {
         let unreadable = || self.signal().map(|_| Record::default());
         Record::read(&self.0.resource.status).or_else(unreadable)
     }
 
-    /// Returns how far a reset is whose signal the provider has taken.
+    /// Returns the state of a reset whose signal was accepted.
     fn state(&self) -> ResetState {
         match &self.0.memory.heard {
             _ if self.0.memory.ready => ResetState::Succeeded,

@@ -1,7 +1,8 @@
-//! The sending of one signal: announced in the status, sent once, and asked for where its answer is lost.
+//! Sending of one signal: recorded in the status, sent once, and looked up at the provider if
+//! its response is lost.
 //!
-//! What it is a signal for, and how the resource ends, its callers say: `signal.rs` for reboots and
-//! terminations, `reset.rs` for resets of GPUs.
+//! The callers define the signal's purpose and the end of the resource: `signal.rs` for reboots
+//! and terminations, `reset.rs` for GPU resets.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -9,104 +10,105 @@ use super::failure::{Class, Failure};
 use super::record::{Record, SIGNAL_SENT};
 use crate::{Outcome, Resource, Status};
 
-/// Most signals of one resource that a provider refuses for now. The tries are some ten minutes apart
-/// in all, within the usual deadline.
+/// Most signals of one resource that a provider refuses for now. All tries together take some
+/// ten minutes, within the usual deadline.
 pub(super) const MAX_TRIES: u32 = 6;
-/// Wait before the second try, where the provider names none. Each further one doubles it.
+/// Wait before the second try if the provider names none. Doubles with each further try.
 const BACK_OFF: SignedDuration = SignedDuration::from_secs(10);
-/// Longest wait before another try, whatever the provider says: one that names hours would outlast the
-/// deadline unseen.
+/// Longest wait before another try, whatever the provider requests: one of hours would exceed
+/// the deadline unnoticed.
 const BACK_OFF_MAX: SignedDuration = SignedDuration::from_mins(5);
-/// Time between two questions to a provider, how a signal is, or whether it knows one.
+/// Interval of questions to a provider about the state of a signal.
 pub(super) const ASK_AGAIN: SignedDuration = SignedDuration::from_secs(30);
 
-/// Reasons of `SignalSent` while it is unknown.
+/// Reasons of `SignalSent` while its status is unknown.
 const SENDING: &str = "Sending";
 pub(super) const RETRYING: &str = "Retrying";
 pub(super) const UNCLEAR: &str = "Unclear";
-/// Its reason once it is true.
+/// Reason of `SignalSent` once it is true.
 pub(super) const SUCCEEDED: &str = "Succeeded";
 
-/// A question to the provider, or a signal.
+/// A question or signal to the provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Send the signal, and say under which id it is known.
+    /// Send the signal, and return its request id.
     Send,
-    /// Say whether the signal of this operation was sent.
+    /// Return whether the signal of this operation was sent.
     Find,
-    /// Say whether the node is ready again, after the signal of this request id.
+    /// Return whether the node is ready again, after the signal with this request id.
     Ready(String),
 }
 
-/// The answer to a question.
+/// Response to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// To [`Question::Send`]: the request id.
+    /// Response to [`Question::Send`], with the request id.
     Sent(Result<String, Failure>),
-    /// To [`Question::Find`].
+    /// Response to [`Question::Find`], about the operation.
     Found(Result<Found, Failure>),
-    /// To [`Question::Ready`].
+    /// Response to [`Question::Ready`]: true once the action is complete.
     Ready(Result<bool, Failure>),
 }
 
-/// What a provider knows of an operation.
+/// Knowledge of a provider about an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It was sent, and this is its request id.
+    /// The signal was sent, with this request id.
     Sent(String),
-    /// It was not, and a signal that comes late is known again.
+    /// The signal was not sent, and a delayed one would be recognised.
     NotSent,
-    /// The provider does not know operations again.
+    /// The provider does not recognise operations.
     CannotTell,
 }
 
-/// What this process remembers of a resource beside its status. All of it may be lost.
+/// State of this process about a resource, in addition to its status. May be lost.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Memory {
-    /// The try whose signal this process has sent.
+    /// Try whose signal this process has sent.
     pub(super) sent: Option<u32>,
-    /// The answer that is not yet in the status.
+    /// Response that is not in the status yet.
     pub(super) heard: Option<Answer>,
-    /// The time before which the provider is not asked again.
+    /// Earliest time of the next question.
     pub(super) ask_after: Option<Timestamp>,
-    /// True once the provider has said that it does not know operations again.
+    /// True once the provider has reported that it does not recognise operations.
     pub(super) cannot_tell: bool,
-    /// True once it has said that the node is ready again.
+    /// True once the provider has reported that the node is ready again.
     pub(super) ready: bool,
 }
 
-/// The signal of a resource, as its status has it, and what this process remembers.
+/// Signal of a resource, from its status and the state of this process.
 pub(super) struct Sending<'a> {
     pub(super) resource: &'a Resource,
     pub(super) memory: &'a Memory,
-    /// The id of this process.
+    /// Id of this process.
     pub(super) process: &'a str,
     pub(super) now: Timestamp,
 }
 
-/// What is to be done next about a signal that the provider has not taken yet.
+/// Next step for a signal that the provider has not accepted yet.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Course {
-    /// Write what the provider has answered.
+    /// Write the provider's response.
     Note(Status),
-    /// None is on its way. Write that one is about to be sent, and send it then.
+    /// No signal is on its way. Record that one is about to be sent, then send it.
     Announce(Status),
-    /// None is on its way, and none is sent before this time.
+    /// No signal is on its way, and none is sent before this time.
     Later(Timestamp),
-    /// None is on its way, and it is announced. Send it.
+    /// No signal is on its way, and one is recorded. Send it.
     Send,
-    /// One may be on its way. Ask the provider for it.
+    /// A signal may be on its way. Ask the provider about it.
     Find,
-    /// The same, and nobody is asked before this time; `None`: nobody can be.
+    /// A signal may be on its way, and the next question is due at this time. `None` if the
+    /// provider cannot be asked.
     Wait(Option<Timestamp>),
-    /// None is on its way, and none will be: it ends so, for this reason.
+    /// No signal is on its way, and none will be sent: the resulting end and its reason.
     Refused(Outcome, String),
 }
 
 // === impl Sending ===
 
 impl Sending<'_> {
-    /// Returns what is to be done next, after what was recorded.
+    /// Returns the next step, given the record in the status.
     pub(super) fn course(&self, record: &Record) -> Course {
         if let Some(answer) = &self.memory.heard
             && let Some(course) = self.heard(record, answer)
@@ -134,7 +136,7 @@ impl Sending<'_> {
         }
     }
 
-    /// Says in a status that the signal of a try is about to be sent.
+    /// Records in a status that the signal of a try is about to be sent.
     pub(super) fn announce(&self, status: &mut Status, record: &Record) {
         record.write(status, self.now);
         let message = format!("operation {}", self.resource.operation());
@@ -161,7 +163,7 @@ impl Sending<'_> {
         }
     }
 
-    /// Notes that nobody knows whether the signal was sent.
+    /// Records that it is unknown whether the signal was sent.
     fn unclear(&self, failure: &Failure) -> Option<Course> {
         let mut status = self.resource.status.clone();
         let message = format!(
@@ -193,7 +195,7 @@ impl Sending<'_> {
         Course::Note(status)
     }
 
-    /// Announces another signal, of which it is known that the one before was not sent.
+    /// Starts another try after the previous signal was found not to be sent.
     fn send_again(&self, record: &Record) -> Course {
         if record.attempt >= MAX_TRIES {
             let message = format!("the signal did not reach the provider in {MAX_TRIES} tries");

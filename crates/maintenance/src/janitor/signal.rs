@@ -1,15 +1,16 @@
-//! A reboot or a termination, step by step.
+//! The steps of a reboot or a termination.
 //!
 //! ```text
-//! (none) --begin--> Sending --sent--> True --boot id has changed, Ready--> Succeeded
+//! (none) --begin--> Sending --sent--> True --new boot id, Ready--> Succeeded
 //!                    |  ^  \                \--nothing until the deadline--> AmbiguousFailure
-//!                    |  |   `--who knows?--> asked for by its operation id: sent, or not, or nobody knows
+//!                    |  |   `--unclear--> looked up by its operation id: sent, not sent, or unknown
 //!                    |  `--later-- Retrying <--refused for now
 //!                    `--refused for good--> PermanentFailure
 //! ```
 //!
-//! `Sending` is written before the signal is sent, and names the process that sends it. Any other process,
-//! and this one once it has sent, asks the provider by the operation id and never sends again by itself.
+//! `Sending` is written before the signal is sent, and names the process that sends it. Any
+//! other process, and this one after sending, asks the provider about the operation id first,
+//! and never sends again on its own.
 
 use jiff::{SignedDuration, Timestamp};
 use model::node::NodeView;
@@ -26,43 +27,44 @@ use super::turn::Turn;
 use crate::SESSION_SEEN_WITHIN;
 use crate::{Condition, ITS_SESSION_HAS_ENDED, Outcome, Resource, SESSION_ENDED, Status};
 
-/// Time for a person to do by hand what was asked for, in manual mode.
+/// Time limit for a person to carry out the action, in manual mode.
 const MANUAL: SignedDuration = SignedDuration::from_hours(24);
 
-/// Reasons of conditions.
+/// Reason of a condition without a result yet.
 const INITIALIZING: &str = "Initializing";
+/// Reason of a condition after a failure.
 const FAILED: &str = "Failed";
 
-/// A node, as far as its maintenance looks at it.
+/// State of a node, as far as reboots and terminations depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSeen {
-    /// Its uid.
+    /// `metadata.uid` of the node.
     pub uid: String,
-    /// The id of its boot.
+    /// Id of the node's current boot.
     pub boot_id: String,
-    /// Whether it is `Ready`.
+    /// True if the node is `Ready`.
     pub ready: bool,
-    /// The time since which it is that, or not.
+    /// Time of the last change of `Ready`.
     pub ready_since: Option<Timestamp>,
-    /// True if the configuration excludes it.
+    /// True if the configuration excludes the node.
     pub excluded: bool,
-    /// The word of its session.
+    /// Permission of the node's session.
     pub permit: Permit,
 }
 
-/// What is known of a node.
+/// Knowledge about a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Node {
-    /// It has not been looked at yet.
+    /// The node has not been observed yet.
     #[default]
     Unseen,
-    /// There is none of this name.
+    /// There is no node of this name.
     Absent,
-    /// It is there.
+    /// The node exists, in this state.
     There(NodeSeen),
 }
 
-/// What a step is decided by.
+/// Input of a decision.
 pub(super) struct Situation<'a> {
     pub(super) resource: &'a Resource,
     pub(super) action: Action,
@@ -70,30 +72,30 @@ pub(super) struct Situation<'a> {
     pub(super) turn: Turn,
     pub(super) rules: &'a Rules,
     pub(super) memory: &'a Memory,
-    /// The id of this process.
+    /// Id of this process.
     pub(super) process: &'a str,
     pub(super) now: Timestamp,
 }
 
-/// What is to be done next.
+/// Next step of a resource.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
-    /// Nothing until something changes, or this time has come.
+    /// Wait for a change, or until this time.
     Wait(Option<Timestamp>),
-    /// Write this status.
+    /// Write this status to the resource.
     Write(Status),
-    /// Ask the provider, or send the signal of a try.
+    /// Send a question or the signal to the provider.
     Ask(Question),
-    /// Delete the node object of this uid.
+    /// Delete the node object with this uid.
     DeleteNode(String),
 }
 
-/// How a resource ends, and how its conditions say so.
+/// End of a resource, with the resulting conditions.
 struct End<'a> {
     outcome: Outcome,
-    /// The new status of `SignalSent`, with its reason; `None`: as it is.
+    /// New status and reason of `SignalSent`. `None` to keep it.
     signal: Option<(&'a str, &'a str)>,
-    /// The new status of the condition of the action, with its reason; `None`: as it is.
+    /// New status and reason of the action's condition. `None` to keep it.
     done: Option<(&'a str, &'a str)>,
     message: &'a str,
 }
@@ -135,7 +137,7 @@ impl NodeSeen {
 // === impl Situation ===
 
 impl Situation<'_> {
-    /// Returns what is to be done next.
+    /// Returns the next step.
     pub(super) fn step(&self) -> Step {
         if self.resource.is_over() {
             return Step::Wait(None);
@@ -179,19 +181,20 @@ impl Situation<'_> {
         }
     }
 
-    /// Returns whether it was made for a session of ours that is not, or not any more, on the node.
+    /// Returns whether the resource was created for a session that the node does not, or no
+    /// longer, show.
     fn lacks_permission(&self, node: &NodeSeen) -> bool {
         let attempt = self.resource.attempt.as_ref();
         attempt.is_some_and(|attempt| node.permit.attempt.as_ref() != Some(attempt))
     }
 
-    /// Returns whether the session for which it was made has not said yet what becomes of its node.
+    /// Returns whether the resource waits until the state of its node matches the session.
     fn waits_for_session(&self, node: &NodeSeen) -> bool {
         self.resource.attempt.is_some() && node.permit.waits
     }
 
-    /// Returns what is done in the place of a signal, of which it is known that none was sent, where the
-    /// session for which the resource was made has ended, or may have.
+    /// Returns the step instead of a signal if the session that the resource was created for
+    /// has ended, or may have. Must be called only if no signal was sent.
     fn ended_with_its_session(&self) -> Option<Step> {
         match self.node {
             Node::Unseen => self.resource.attempt.as_ref().map(|_| Step::Wait(None)),
@@ -206,7 +209,7 @@ impl Situation<'_> {
         }
     }
 
-    /// Writes that it has begun, and unless a person is to do it, that the signal is about to be sent.
+    /// Records the start and, unless a person has to act, that the signal is about to be sent.
     fn begun(&self, node: &NodeSeen) -> Step {
         let mut status = self.resource.status.clone();
         status.start = Some(self.now);
@@ -256,7 +259,7 @@ impl Situation<'_> {
         let step = match signal.map(|one| one.status.as_str()) {
             Some("True") => self.watch(signal, manual),
             _ if manual => Step::Wait(None),
-            // NVSentinel's janitor, which ended between two writes.
+            // NVSentinel's janitor stopped between two writes.
             Some("False") => {
                 let message = signal.map_or("", |one| &one.message);
                 self.not_sent(Outcome::PermanentFailure, message)
@@ -271,7 +274,7 @@ impl Situation<'_> {
         }
     }
 
-    /// Returns what shows that it is done; `None` where it is not.
+    /// Returns the proof of success for people. `None` if there is none yet.
     fn success(&self, record: Option<&Record>) -> Option<String> {
         let name = &self.resource.node;
         match (self.action, self.node) {
@@ -280,7 +283,7 @@ impl Situation<'_> {
                     let known = before.attempt > 0 || !before.boot_id.is_empty();
                     known && !node.boot_id.is_empty() && node.boot_id != before.boot_id
                 });
-                // Begun by NVSentinel's janitor: the boot before the signal is not known.
+                // Started by NVSentinel's janitor, so the boot before the signal is unknown.
                 let unknown = record.is_none_or(|before| before.attempt == 0);
                 let said = unknown && self.memory.ready && self.was_ready_after_signal(node);
                 (node.ready && (changed || said))
@@ -303,14 +306,14 @@ impl Situation<'_> {
         matches!((sent, node.ready_since), (Some(sent), Some(since)) if since > sent)
     }
 
-    /// Returns when a resource that has begun has taken too long.
+    /// Returns the deadline of a resource that has started.
     pub(super) fn last_moment(&self) -> Option<Timestamp> {
         let status = &self.resource.status;
         let manual = status.is_true(MANUAL_MODE);
         Some(self.deadline(status.start?, status.condition(SIGNAL_SENT), manual))
     }
 
-    /// Returns when it has taken too long. Who is to do it by hand has a day before.
+    /// Returns the deadline. In manual mode a person has a day for the signal before.
     fn deadline(&self, start: Timestamp, signal: Option<&Condition>, manual: bool) -> Timestamp {
         let sent = signal.filter(|one| one.status == "True");
         let (from, time) = match (manual, sent.and_then(|one| one.last_transition_time)) {
@@ -324,7 +327,7 @@ impl Situation<'_> {
     fn too_late(&self, signal: Option<&Condition>) -> Step {
         let minutes = self.rules.timeout.as_mins();
         let reason = signal.map_or("", |one| &one.reason);
-        // While it waits for another try, nothing was done.
+        // Nothing was done while it waited for another try.
         let outcome = if reason == RETRYING {
             Outcome::TransientFailure
         } else {
@@ -349,7 +352,7 @@ impl Situation<'_> {
                 Node::There(node) => self.taken_over(Some(node)),
             };
         };
-        // Both were begun: the write of one was not seen when the other was.
+        // Two resources started at once, since the write for one was not observed in time.
         let is_behind = matches!(self.turn, Turn::Behind { .. });
         match self.sending().course(&record) {
             Course::Note(status) => Step::Write(status),
@@ -378,7 +381,7 @@ impl Situation<'_> {
         }
     }
 
-    /// Ends where no signal was sent, and none will be.
+    /// Ends a resource whose signal was not sent and will not be.
     fn not_sent(&self, outcome: Outcome, message: &str) -> Step {
         self.end(&End {
             outcome,
@@ -388,8 +391,8 @@ impl Situation<'_> {
         })
     }
 
-    /// Takes over what NVSentinel's janitor has begun: it sends first and writes then, so its signal may
-    /// be on its way.
+    /// Takes over a resource started by NVSentinel's janitor, which sends before it writes, so
+    /// its signal may be on its way.
     fn taken_over(&self, node: Option<&NodeSeen>) -> Step {
         let mut status = self.resource.status.clone();
         let record = Record {
@@ -403,7 +406,7 @@ impl Situation<'_> {
         Step::Write(status)
     }
 
-    /// Watches the node after the signal.
+    /// Follows the node after the signal.
     fn watch(&self, signal: Option<&Condition>, manual: bool) -> Step {
         if let Some(Answer::Ready(Err(failure))) = &self.memory.heard
             && failure.class == Class::Permanent
@@ -430,7 +433,7 @@ impl Situation<'_> {
         }
     }
 
-    /// Ends a resource of which nothing has begun.
+    /// Ends a resource that has not started.
     fn refused(&self, outcome: Outcome, reason: &str, message: &str) -> Step {
         self.end(&End {
             outcome,

@@ -1,4 +1,4 @@
-//! The steps of a resource, each from a board that has seen it, and what the file says.
+//! Tests of the steps of a resource on a board, and of the configuration file.
 
 use jiff::{SignedDuration, Timestamp};
 use model::node::NodeView;
@@ -29,7 +29,7 @@ fn config(more: &str) -> JanitorConfig {
     JanitorConfig::parse(&text).unwrap()
 }
 
-/// An object as the API server has it.
+/// Returns an object as in the API server.
 fn object(action: Action, name: &str, created: i64, node: &str) -> Value {
     json!({
         "apiVersion": "janitor.dgxc.nvidia.com/v1alpha1",
@@ -53,21 +53,21 @@ fn node(boot_id: &str, ready: bool) -> NodeSeen {
     }
 }
 
-/// A node as the board is told of it.
-fn told(seen: NodeSeen) -> Box<NodeTold> {
+/// Returns a node as an input of the board.
+fn update(seen: NodeSeen) -> Box<NodeTold> {
     let view = NodeView::unknown(NODE);
     Box::new(NodeTold { seen, view })
 }
 
-/// A board with one API server, which makes every write.
+/// A board with an API server that accepts every write.
 struct Scene {
     board: Board,
     action: Action,
     object: Value,
     now: i64,
-    /// What the board did last, but for writes and news.
+    /// Latest effects of the board, without writes and events.
     last: Vec<Effect>,
-    /// The question that is not answered yet.
+    /// Question without a response yet.
     asked: Option<Question>,
     news: Vec<News>,
 }
@@ -104,7 +104,7 @@ impl Scene {
         self.seen();
     }
 
-    /// Another process goes on, with what stands in the object.
+    /// Continues with another process, which knows only the object.
     fn crash(&mut self) {
         let config = self.board.config().clone();
         self.asked = None;
@@ -160,7 +160,7 @@ impl Scene {
     }
 
     fn node(&mut self, seen: Option<NodeSeen>) {
-        self.take(Input::Node(NODE.to_owned(), seen.map(told)));
+        self.take(Input::Node(NODE.to_owned(), seen.map(update)));
     }
 
     fn answer(&mut self, answer: Answer) {
@@ -178,7 +178,7 @@ impl Scene {
         self.asked.as_ref()
     }
 
-    /// A condition as `status reason`.
+    /// Returns a condition as `status reason`.
     fn says(&self, kind: &str) -> String {
         let conditions = self.object["status"]["conditions"].as_array();
         let found = conditions
@@ -198,7 +198,7 @@ impl Scene {
         }
     }
 
-    /// Goes on until the signal was accepted under the request id `boot-1`.
+    /// Continues until the signal is accepted under the request id `boot-1`.
     fn sent(action: Action) -> Self {
         let mut scene = Self::new(action, "");
         scene.node(Some(node("boot-1", true)));
@@ -222,13 +222,13 @@ fn a_reboot_is_recorded_sent_and_proven_by_the_boot_id() {
     let mut scene = Scene::new(Action::Reboot, "");
     assert_eq!(scene.last, [], "nothing is begun before the node was seen");
     scene.node(Some(node("boot-1", true)));
-    // It stands there before the signal is sent.
+    // The record is written before the signal is sent.
     assert_eq!(scene.says("SignalSent"), "Unknown Sending");
     assert_eq!(scene.says("NodeReady"), "Unknown Initializing");
     assert_eq!(scene.asked(), Some(&Question::Send));
     scene.answer(Answer::Sent(Ok("boot-1".to_owned())));
     assert_eq!(scene.says("SignalSent"), "True Succeeded");
-    // Ready in the boot from before proves nothing, however often it is seen.
+    // Readiness in the earlier boot proves nothing, however often it is observed.
     scene.node(Some(node("boot-1", true)));
     scene.later(40);
     assert_eq!(scene.asked(), Some(&Question::Ready("boot-1".to_owned())));
@@ -237,7 +237,7 @@ fn a_reboot_is_recorded_sent_and_proven_by_the_boot_id() {
     assert_eq!(scene.ended(), "");
     scene.node(Some(node("boot-2", false)));
     assert_eq!(scene.ended(), "");
-    // Nor does one that does not say in which boot it is.
+    // Readiness in an unknown boot proves nothing either.
     scene.node(Some(node("", true)));
     assert_eq!(scene.ended(), "");
     scene.node(Some(node("boot-2", true)));
@@ -249,7 +249,7 @@ fn a_reboot_is_recorded_sent_and_proven_by_the_boot_id() {
 
 #[test]
 fn a_crash_between_any_two_steps_makes_no_second_signal() {
-    // After the record: nobody knows whether the process before has sent it.
+    // After the record: unknown whether the previous process sent the signal.
     let mut scene = Scene::new(Action::Reboot, "");
     scene.node(Some(node("boot-1", true)));
     scene.crash();
@@ -258,11 +258,11 @@ fn a_crash_between_any_two_steps_makes_no_second_signal() {
     let known = scene.clone();
     scene.answer(Answer::Found(Ok(Found::Sent("boot-1".to_owned()))));
     assert_eq!(scene.says("SignalSent"), "True Succeeded");
-    // It had not: it is sent now.
+    // The signal was not sent, and is sent now.
     let mut scene = known.clone();
     scene.answer(Answer::Found(Ok(Found::NotSent)));
     assert_eq!(scene.asked(), Some(&Question::Send));
-    // The provider cannot tell: the boot id decides, and at the deadline a person.
+    // The provider does not know: the boot id decides, and at the deadline a person.
     let mut scene = known.clone();
     scene.answer(Answer::Found(Ok(Found::CannotTell)));
     scene.later(600);
@@ -274,7 +274,7 @@ fn a_crash_between_any_two_steps_makes_no_second_signal() {
     scene.later(TIMEOUT.as_secs());
     assert_eq!(scene.ended(), "AmbiguousFailure");
     assert_eq!(scene.says("NodeReady"), "False Timeout");
-    // The provider is away: it is asked again, and nothing is sent.
+    // The provider is unavailable: it is asked again, and nothing is sent.
     let mut scene = known;
     scene.answer(Answer::Found(Err(failed(Class::Transient))));
     assert_eq!(scene.asked(), None);
@@ -284,7 +284,7 @@ fn a_crash_between_any_two_steps_makes_no_second_signal() {
 
 #[test]
 fn a_failure_is_tried_again_ends_it_or_is_asked_about() {
-    // Refused for now: again, later and later, by what the provider says, and not for ever.
+    // Refused for now: tried again with growing waits, set by the provider, a limited number of times.
     let mut scene = Scene::new(Action::Reboot, "");
     scene.node(Some(node("boot-1", true)));
     let wait = failed(Class::Transient).after(SignedDuration::from_secs(70));
@@ -294,7 +294,7 @@ fn a_failure_is_tried_again_ends_it_or_is_asked_about() {
     assert_eq!(scene.asked(), None);
     scene.later(1);
     assert_eq!(scene.asked(), Some(&Question::Send));
-    // A crash forgets neither the count nor the time.
+    // A crash loses neither the count nor the time.
     scene.answer(Answer::Sent(Err(failed(Class::Transient))));
     scene.crash();
     scene.node(Some(node("boot-1", true)));
@@ -321,7 +321,7 @@ fn a_failure_is_tried_again_ends_it_or_is_asked_about() {
     assert_eq!(scene.says("SignalSent"), "Unknown Unclear");
     assert_eq!(scene.asked(), Some(&Question::Find));
 
-    // After the signal only what will not pass ends it.
+    // After the signal only a permanent failure ends the resource.
     let mut scene = Scene::sent(Action::Reboot);
     for class in [Class::Transient, Class::Ambiguous] {
         scene.later(31);
@@ -374,7 +374,7 @@ fn a_terminated_node_is_deleted_once_it_is_not_ready_and_done_when_it_is_gone() 
         (&*scene.ended(), &*scene.says("NodeTerminated")),
         ("Succeeded", "True Succeeded")
     );
-    // Not before the signal was accepted, of which nobody knows here.
+    // Only after the signal was accepted, which is unknown here.
     let mut scene = Scene::new(Action::Terminate, "");
     scene.node(Some(node("boot-1", true)));
     scene.answer(Answer::Sent(Err(failed(Class::Ambiguous))));
@@ -385,7 +385,7 @@ fn a_terminated_node_is_deleted_once_it_is_not_ready_and_done_when_it_is_gone() 
             .iter()
             .any(|effect| matches!(effect, Effect::DeleteNode { .. }))
     );
-    // A new node of the old name is another one.
+    // A new node with the old name is another node.
     let mut scene = Scene::sent(Action::Terminate);
     let another = NodeSeen {
         uid: "another".to_owned(),
@@ -418,7 +418,7 @@ fn one_resource_of_a_node_at_a_time_and_the_oldest_first() {
         named.collect()
     };
     let effects = board.take(
-        Input::Node(NODE.into(), Some(told(node("b1", true)))),
+        Input::Node(NODE.into(), Some(update(node("b1", true)))),
         at(10),
     );
     assert_eq!(writes(&effects), ["oldest"]);
@@ -434,7 +434,7 @@ fn one_resource_of_a_node_at_a_time_and_the_oldest_first() {
         ))
     };
     let effects = board.take(Input::Written(key.clone(), written(status.clone())), at(11));
-    // Who asks for the same is told so; who asks for something else waits.
+    // A resource with the same request is superseded; one with another request waits.
     assert_eq!(writes(&effects), ["younger"]);
     let asks = |effect: &Effect| matches!(effect, Effect::Ask { .. });
     assert!(effects.iter().any(asks));
@@ -456,7 +456,7 @@ fn what_nvsentinel_began_is_watched_and_never_signalled_again() {
         object["status"] = json!({"startTime": at(-65), "conditions": [sent, ready]});
         object
     };
-    // Its signal may be on the way: it sends first and writes then.
+    // A signal may be on its way: that janitor sends before it writes.
     let object = begun(condition("SignalSent", "Unknown", "Initializing", ""));
     let mut scene = Scene::of(Action::Reboot, object, "");
     scene.node(Some(node("boot-1", true)));
@@ -468,7 +468,7 @@ fn what_nvsentinel_began_is_watched_and_never_signalled_again() {
     assert_eq!(scene.asked(), None);
     scene.node(Some(node("boot-2", true)));
     assert_eq!(scene.ended(), "Succeeded");
-    // It was sent: which boot was before is not known, so the provider is asked, and the node has to
+    // The signal was sent. The earlier boot is unknown, so the provider is asked, and the node has to
     // have become ready since.
     let object = begun(condition("SignalSent", "True", "Succeeded", "i-123"));
     let mut scene = Scene::of(Action::Reboot, object, "");
@@ -496,7 +496,7 @@ fn a_resource_is_kept_for_its_time_after_its_end() {
     let day = 24 * 3600;
     let (ttl, expiry) = ("nvsentinel.nvidia.com/ttl", EXPIRY);
     let table = [
-        // From the end, and not from when it was made or first seen.
+        // Counted from the end, not from the creation or the first observation.
         (json!({}), Some(14 * day - 100)),
         (json!({ttl: "1h"}), Some(3500)),
         (json!({ttl: "1h30m"}), Some(5300)),
@@ -511,7 +511,7 @@ fn a_resource_is_kept_for_its_time_after_its_end() {
             Some(3500),
         ),
         (json!({expiry: at(50)}), Some(50)),
-        // One from before the end is NVSentinel's, which counts from its first look.
+        // An expiry before the end is NVSentinel's, which counts from its first observation.
         (json!({expiry: at(-200), ttl: "1h"}), Some(3500)),
         (json!({expiry: "soon", ttl: "1h"}), Some(3500)),
     ];
@@ -534,7 +534,7 @@ fn a_resource_is_kept_for_its_time_after_its_end() {
     scene.later(1);
     let uid = "uid-of-r".to_owned();
     assert_eq!(scene.last, [Effect::Expire(key, Expiry::Delete(uid))]);
-    // One that has not ended is never deleted.
+    // A resource that has not ended is never deleted.
     let mut object = ended(json!({expiry: at(-200), ttl: "1s"}));
     object["status"]["completionTime"] = Value::Null;
     let resource = Resource::read(Maintenance::Reboot, &object).unwrap();
@@ -575,7 +575,7 @@ fn the_job_of_a_reboot_is_named_by_its_operation_and_shows_what_failed() {
             Some("exit code 1"),
         ),
         (state(json!({"terminated": {"exitCode": 0}})), None),
-        // As a reboot leaves it.
+        // As after a reboot.
         (state(json!({"terminated": {"exitCode": 137}})), None),
         (
             state(json!({"terminated": {"exitCode": 255, "reason": "Unknown"}})),

@@ -1,24 +1,26 @@
-//! One resource of a node at a time: who has begun goes on, then the oldest.
+//! Order of the resources of a node. Only one resource is processed at a time: a started one
+//! first, then the oldest.
 //!
-//! It follows from the resources themselves, so nobody holds a lock that could stay behind.
+//! The order follows from the resources themselves, so there is no lock that a crash could
+//! leave behind.
 
 use crate::Resource;
 
-/// The place of a resource among those of its node.
+/// Position of a resource among those of its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// It is its turn.
+    /// The resource is first.
     Own,
-    /// Another one is before it.
+    /// Another resource comes first.
     Behind {
-        /// Its kind and name.
+        /// Kind and name of the first resource.
         before: String,
-        /// True if that has begun, and asks for the same.
+        /// True if that resource has started and requests the same.
         same: bool,
     },
 }
 
-/// Returns the turn of a resource among `all` of its node.
+/// Returns the position of a resource among `all` resources of its node.
 pub(super) fn turn<'a>(resource: &Resource, all: impl Iterator<Item = &'a Resource>) -> Turn {
     let first = all
         .filter(|other| !other.is_over())
@@ -32,7 +34,7 @@ pub(super) fn turn<'a>(resource: &Resource, all: impl Iterator<Item = &'a Resour
     }
 }
 
-/// Returns the order of resources: those that have begun first, and of each kind the oldest.
+/// Returns the sort key of a resource: started ones first, then by age.
 fn place(resource: &Resource) -> impl Ord + use<> {
     let start = resource.status.start;
     (

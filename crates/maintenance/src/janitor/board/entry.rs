@@ -1,4 +1,4 @@
-//! A resource on the board, and what is known of it beside its object.
+//! A resource on the board, with state that is not in its object.
 
 use jiff::Timestamp;
 
@@ -12,15 +12,15 @@ use crate::{Maintenance, Resource};
 pub(super) struct Entry {
     pub(super) resource: Resource,
     pub(super) memory: Memory,
-    /// The version for which something is done to the resource, its node or its Job, until the answer.
+    /// Version of the resource when the pending write to it, its node or its Job was started.
     pub(super) writing: Option<String>,
-    /// True while the answer of a provider is awaited, or of a node that is deleted.
+    /// True while a response of a provider, or of the deletion of a node, is pending.
     pub(super) asking: bool,
-    /// The time before which nothing is done about it.
+    /// Earliest time of the next action.
     pub(super) not_before: Option<Timestamp>,
-    /// The version that is not to be written any more: there is a newer one.
+    /// Version known to be outdated: no write based on it can succeed.
     pub(super) outdated: Option<String>,
-    /// Why its Job is refused for good.
+    /// Reason for a permanent refusal of its Job.
     pub(super) refused: Option<String>,
     pub(super) wake: Option<Timestamp>,
 }
@@ -41,7 +41,7 @@ impl Entry {
         }
     }
 
-    /// Takes the answer of a provider in.
+    /// Records the response of a provider.
     pub(super) fn answered(&mut self, answer: Answer, now: Timestamp) {
         self.asking = false;
         let memory = &mut self.memory;
@@ -68,12 +68,12 @@ impl Entry {
         }
     }
 
-    /// Returns whether it is known that there is a newer version than the one that was seen.
+    /// Returns whether a newer version than the observed one is known to exist.
     pub(super) fn is_outdated(&self) -> bool {
         self.outdated.as_ref() == Some(&self.resource.version)
     }
 
-    /// Takes in that an effect is carried out, until its answer.
+    /// Records that an effect is being carried out.
     pub(super) fn begins(&mut self, effect: &Effect) {
         match effect {
             Effect::Ask { question, .. } => {
@@ -88,11 +88,11 @@ impl Entry {
         }
     }
 
-    /// Takes in what the resource is after a write. A provider is not asked at once about a signal that it has
-    /// just taken.
+    /// Records the state of the resource after a write. A provider that has just accepted a
+    /// signal is not asked about it at once.
     pub(super) fn has_written(&mut self, resource: Resource, now: Timestamp) {
         self.not_before = None;
-        // How a reset has failed is still needed while the rest is put back.
+        // The failure of a reset is still needed while services are restored.
         let heard = self.memory.heard.take();
         self.memory.heard = heard.filter(|answer| matches!(answer, Answer::Ready(_)));
         let sent = |of: &Resource| of.status.is_true(SIGNAL_SENT);
@@ -100,7 +100,7 @@ impl Entry {
         if is_asked && sent(&resource) && !sent(&self.resource) {
             self.memory.ask_after = now.checked_add(ASK_AGAIN).ok();
         }
-        // The watch may have told of a newer one.
+        // The watch may have delivered a newer state already.
         if !resource.is_older(&self.resource) {
             self.resource = resource;
         }

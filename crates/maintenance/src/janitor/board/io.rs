@@ -1,4 +1,4 @@
-//! What goes into the board and out of it.
+//! Inputs and effects of the board.
 
 use jiff::SignedDuration;
 use model::node::{NodeChange, NodeView};
@@ -11,199 +11,200 @@ use crate::janitor::sending::{Answer, Question};
 use crate::janitor::signal::NodeSeen;
 use crate::{Expiry, Key, Maintenance, Resource};
 
-/// What the board is told.
+/// Input of the board.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// A list of the resources of a kind begins.
+    /// A list of the resources of a kind starts.
     ListBegun(Maintenance),
-    /// All of them were seen.
+    /// The list of a kind is complete.
     Listed(Maintenance),
-    /// One is there, new or changed.
+    /// A resource is new or changed.
     Seen(Box<Resource>),
-    /// One is gone.
+    /// A resource was deleted.
     Gone(Key),
-    /// A node is as it says; `None`: there is none of this name.
+    /// State of a node. `None` if there is no node of this name.
     Node(String, Option<Box<NodeTold>>),
-    /// The pods of services on a node are these.
+    /// Service pods on a node.
     Pods(String, Vec<ServicePod>),
-    /// A list of Jobs begins, or has ended.
+    /// A list of Jobs starts or ends.
     Jobs {
-        /// True once all were seen.
+        /// True at the end of the list.
         listed: bool,
     },
-    /// A Job is there, with what its pods said at their end; `None`: it is gone.
+    /// A Job, with the termination message of its pods. `None` if it was deleted.
     Job(String, Option<Box<(Value, Option<String>)>>),
-    /// A node says that a resource has changed it; perhaps that is not there any more.
+    /// A node carries the mark of a resource, which may no longer exist.
     Marked(String),
-    /// The answer to [`Effect::Write`] or [`Effect::Merge`].
+    /// Response to [`Effect::Write`] or [`Effect::Merge`].
     Written(Key, Written),
-    /// The answer to [`Effect::Ask`], with the operation that was asked about.
+    /// Response to [`Effect::Ask`], with the operation of the question.
     Answered(Key, String, Answer),
-    /// The answer to [`Effect::Change`]: for which resource, which node, and what it is now; `None`: it was not
-    /// changed, or nobody knows.
+    /// Response to [`Effect::Change`]: the resource, the node, and the state of the node after
+    /// the change. `None` if the node was not changed, or the result is unknown.
     Changed(Option<Key>, String, Option<Box<NodeView>>),
-    /// The answer to [`Effect::Make`].
+    /// Response to [`Effect::Make`], for this resource.
     Made(Key, Made),
-    /// The answer to [`Effect::Stop`]: it was tried.
+    /// Response to [`Effect::Stop`], whether or not it succeeded.
     Stopped(Key),
-    /// The answer to [`Effect::Expire`]: it was tried.
+    /// Response to [`Effect::Expire`], whether or not it succeeded.
     Tried(Key),
-    /// The answer to [`Effect::DeleteNode`]: it was tried.
+    /// Response to [`Effect::DeleteNode`], whether or not it succeeded.
     NodeTried(Key),
-    /// Time has passed.
+    /// The time given by `wake_at` has come.
     Time,
 }
 
-/// A node that is told of.
+/// State of a node.
 #[derive(Clone, Debug)]
 pub struct NodeTold {
-    /// As signals look at it.
+    /// Parts of the node that signals depend on.
     pub seen: NodeSeen,
-    /// As it can be changed.
+    /// View of the node for changes.
     pub view: NodeView,
 }
 
-/// The answer to a write.
+/// Response to a write.
 #[derive(Clone, Debug)]
 pub enum Written {
-    /// The resource after it.
+    /// State of the resource after the write.
     Done(Box<Resource>),
-    /// The resource is not any more what was seen, or gone.
+    /// The resource has changed since it was observed, or was deleted.
     Changed,
-    /// It was not made, or nobody knows.
+    /// The write failed, or its result is unknown.
     Failed,
 }
 
-/// The answer to the making of a Job.
+/// Response to the creation of a Job.
 #[derive(Clone, Debug)]
 pub enum Made {
-    /// The Job is this.
+    /// State of the created Job.
     Done(Box<Value>),
-    /// There is one of its name, and the watch tells whose.
+    /// A Job of this name exists. The watch shows its owner.
     Exists,
-    /// It is refused for good, for this reason.
+    /// The Job was refused permanently, for this reason.
     Refused(String),
-    /// It was not made, or nobody knows.
+    /// The creation failed, or its result is unknown.
     Failed,
 }
 
-/// What the board has done.
+/// Effect of the board.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Tell of a node from now on.
+    /// Start watching a node.
     Follow(String),
-    /// Tell of the pods of services on it as well.
+    /// Start watching the service pods of a node.
     FollowPods(String),
-    /// Tell of it and its pods no more.
+    /// Stop watching a node and its pods.
     Leave(String),
     /// Write the status of a resource, if it still has this version.
     Write {
-        /// The resource.
+        /// Key of the resource.
         key: Key,
-        /// Its version.
+        /// Expected version of the resource.
         version: String,
-        /// The field `status` as a merge patch.
+        /// Field `status` as a merge patch.
         status: Value,
     },
-    /// Merge a patch into a resource, if it still has the version that this names.
+    /// Merge a patch into a resource, if it still has the version in the patch.
     Merge(Key, Value),
-    /// Ask a provider.
+    /// Send a question or a signal to a provider.
     Ask {
-        /// The resource.
+        /// Resource of the question.
         key: Key,
-        /// Its node.
+        /// Node of the resource.
         node: String,
-        /// The operation.
+        /// Id of the operation.
         operation: String,
-        /// The GPUs, for a reset.
+        /// GPUs to reset. Empty for other actions.
         gpus: Gpus,
-        /// The provider.
+        /// Address of the provider.
         provider: ProviderPlace,
-        /// The question.
+        /// Question or signal to send.
         question: Question,
     },
-    /// Change a node that was seen, for a resource; `None`: for one that is not there any more.
+    /// Change an observed node on behalf of a resource. `None` if the resource no longer
+    /// exists.
     Change(Option<Key>, Box<NodeView>, NodeChange),
-    /// Make the Job of a resource.
+    /// Create the Job of a resource.
     Make(Key, Value),
     /// Delete a Job with its pods.
     Stop {
-        /// The resource.
+        /// Resource of the Job.
         key: Key,
-        /// The name of the Job.
+        /// Name of the Job.
         name: String,
-        /// Its uid.
+        /// `metadata.uid` of the Job.
         uid: String,
     },
-    /// Delete the node object of this uid.
+    /// Delete the node object with this uid.
     DeleteNode {
-        /// The resource.
+        /// Resource that requests the deletion.
         key: Key,
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// Its uid.
+        /// `metadata.uid` of the node.
         uid: String,
     },
-    /// Say when a resource that has ended is to be deleted, or delete it.
+    /// Record when an ended resource is to be deleted, or delete it.
     Expire(Key, Expiry),
-    /// Say what has happened.
+    /// Report an event to metrics and people.
     Tell(News),
 }
 
-/// What has happened to a resource.
+/// Event of a resource, for metrics and people.
 #[derive(Clone, Debug, PartialEq)]
 pub enum News {
-    /// A reboot or a termination was begun.
+    /// A reboot or a termination has started.
     Begun {
-        /// The resource.
+        /// Resource that has started.
         key: Key,
-        /// Its node.
+        /// Node of the resource.
         node: String,
     },
-    /// It has ended.
+    /// A reboot or a termination has ended.
     Ended {
-        /// The resource.
+        /// Resource that has ended.
         key: Key,
-        /// Its node.
+        /// Node of the resource.
         node: String,
-        /// How, as the reason of `AttemptComplete` says.
+        /// Reason of the condition `AttemptComplete`.
         outcome: String,
-        /// Why, for people.
+        /// Message of the condition, for people.
         message: String,
-        /// The time from its begin to its end; `None` where nothing was begun.
+        /// Time from start to end. `None` if the work never started.
         took: Option<SignedDuration>,
     },
-    /// A reset is begun.
+    /// A reset has started.
     ResetBegun {
-        /// The node.
+        /// Node of the reset.
         node: String,
     },
     /// A reset has ended.
     ResetEnded {
-        /// The node.
+        /// Node of the reset.
         node: String,
-        /// The reason of a failure; `None`: it has succeeded.
+        /// Reason of the failure. `None` after success.
         failure: Option<String>,
-        /// The time since it was asked for.
+        /// Time since the start of the request.
         took: Option<SignedDuration>,
-        /// Number of resets of the node that are under way.
+        /// Number of running resets of the node.
         active: usize,
     },
-    /// A node is handed over, put aside or back.
+    /// A hand-over has made progress.
     HandOver {
-        /// The name of the resource.
+        /// Name of the request.
         name: String,
-        /// The node.
+        /// Node of the request.
         node: String,
-        /// The action that its event recommends.
+        /// Action recommended by the request's event.
         action: String,
-        /// How far it was; `None`: it was not known.
+        /// Previous progress. `None` for a new request.
         before: Option<Phase>,
-        /// How far it is; `None`: it is gone.
+        /// Current progress. `None` for a deleted request.
         after: Option<Phase>,
-        /// The word of the condition that has changed.
+        /// Reason of the condition about the release of the node.
         reason: String,
-        /// The time since it was made.
+        /// Age of the request.
         age: SignedDuration,
     },
 }

@@ -1,4 +1,4 @@
-//! What a change of a resource means to others.
+//! Events for metrics and people, derived from changes of resources.
 
 use jiff::Timestamp;
 
@@ -8,8 +8,8 @@ use crate::handover;
 use crate::{Maintenance, Resource};
 use model::resource::ATTEMPT_COMPLETE;
 
-/// Returns what a change of a resource means; `None` before: it was not known; after: it is gone. `active`:
-/// the resets of its node that are under way after it.
+/// Returns the events of a change of a resource. `before` is `None` for a new one, `after` for
+/// a deleted one. `active` is the number of running resets of its node after the change.
 pub(super) fn news(
     before: Option<&Resource>,
     after: Option<&Resource>,

@@ -1,4 +1,4 @@
-//! What is done next about one resource.
+//! Decision on the next action for a resource.
 
 use jiff::Timestamp;
 
@@ -15,7 +15,7 @@ use crate::janitor::signal::{Node, Situation, Step};
 use crate::janitor::turn::{Turn, turn};
 use crate::{Act, Key, Maintenance, Outcome, Resource, Status};
 
-/// What is done about a resource now.
+/// Next action for a resource.
 pub(super) enum Next {
     Wait(Option<Timestamp>),
     Do(Effect),
@@ -24,7 +24,7 @@ pub(super) enum Next {
 // === impl Board ===
 
 impl Board {
-    /// Decides what is next for a resource, and has it done.
+    /// Decides on the next action for a resource and starts it.
     pub(super) fn look_at(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
         let Some(entry) = self.entries.get(key) else {
             return;
@@ -37,7 +37,7 @@ impl Board {
         }
         match self.next(entry, now) {
             Next::Wait(wake) => self.set_wake(key, wake.filter(|time| *time > now)),
-            // The watch brings the newer one.
+            // The watch will deliver the newer state.
             Next::Do(Effect::Write { .. } | Effect::Merge(..)) if entry.is_outdated() => {
                 self.set_wake(key, now.checked_add(WRITE_AGAIN).ok());
             }
@@ -50,7 +50,7 @@ impl Board {
                 self.set_wake(key, None);
                 effects.push(effect);
                 if asking {
-                    // For the deadline, which does not wait for the answer.
+                    // Evaluated again for the deadline, which does not wait for the response.
                     self.look_at(key, now, effects);
                 }
             }
@@ -66,7 +66,7 @@ impl Board {
             return self.keep(resource, now);
         }
         if !self.is_ready() {
-            return Next::Wait(None); // Before all are known, nobody knows whose turn it is.
+            return Next::Wait(None); // The order is unknown until all resources are.
         }
         match Action::of(resource.kind) {
             Some(Action::Reset) | None => self.request(entry, now),
@@ -74,7 +74,7 @@ impl Board {
         }
     }
 
-    /// Decides how long a resource is kept that has ended.
+    /// Decides about the deletion of a resource that has ended.
     fn keep(&self, resource: &Resource, now: Timestamp) -> Next {
         let Some(due) = resource.due(self.ttl) else {
             return Next::Wait(None);
@@ -122,7 +122,8 @@ impl Board {
         Next::Do(match situation.step() {
             Step::Wait(until) => return Next::Wait(until),
             Step::Write(status) => write(resource, &status),
-            // One question at a time. Its answer looks again; the deadline does not wait for it.
+            // Only one question at a time. Its response triggers another evaluation; the
+            // deadline does not wait for it.
             Step::Ask(_) | Step::DeleteNode(_) if entry.asking => {
                 return Next::Wait(situation.last_moment());
             }
@@ -131,7 +132,7 @@ impl Board {
         })
     }
 
-    /// Decides about a reset of GPUs or a hand-over.
+    /// Decides about a GPU reset or a hand-over.
     fn request(&self, entry: &Entry, now: Timestamp) -> Next {
         let request = &entry.resource;
         let around = self.nodes.get(&request.node);
@@ -147,13 +148,13 @@ impl Board {
         };
         match effect {
             Some(effect) => Next::Do(effect),
-            // What is left to be undone is undone before it goes.
+            // Changes are undone before the resource is deleted.
             None if request.status.completion.is_some() => self.keep(request, now),
             None => Next::Wait(wake),
         }
     }
 
-    /// Decides about a reset: what is done, or when to look again.
+    /// Decides about a GPU reset. Returns the effect, or the time of the next decision.
     fn reset(
         &self,
         entry: &Entry,
@@ -168,7 +169,7 @@ impl Board {
         let seen = match &signal {
             None => self.job(request, entry.refused.as_ref()),
             Some(signal) if signal.is_announced() || self.jobs_listed => signal.seen(),
-            // There may be a Job yet.
+            // A Job may exist that is not known yet.
             Some(_) => ResetSeen::Unknown,
         };
         let decision = self.decide(request, around, &seen, signal.is_some(), now);
@@ -184,7 +185,7 @@ impl Board {
         let place = self.config.reset_provider.clone();
         match step {
             Step::Write(status) => (Some(write(request, &status)), None),
-            // One question at a time. Its answer looks again.
+            // Only one question at a time. Its response triggers another evaluation.
             Step::Ask(question) if !entry.asking => {
                 (place.map(|place| ask(request, place, question)), wake)
             }
@@ -193,8 +194,8 @@ impl Board {
         }
     }
 
-    /// Returns the signal of a reset that a provider carries out; `None`: a Job does. Who has begun ends it,
-    /// also where the configuration is another one now.
+    /// Returns the signal of a reset by a provider. `None` if a Job carries out the reset. A
+    /// reset that has started continues the same way, even if the configuration has changed.
     fn reset_signal<'a>(&'a self, entry: &'a Entry, now: Timestamp) -> Option<ResetSignal<'a>> {
         let request = &entry.resource;
         let signal = ResetSignal(Sending {

@@ -1,4 +1,4 @@
-//! What was made for a session begins only while the node permits it.
+//! Resources of a session start only while the node permits it.
 
 use super::*;
 
@@ -19,10 +19,10 @@ fn what_was_made_for_a_session_begins_only_while_that_permits_it() {
     let mut scene = made();
     scene.node(Some(permits("e1/t")));
     assert_eq!(scene.asked(), Some(&Question::Send));
-    // It is not told at once that the session permits it.
-    for told in [node("boot-1", true), permits("e2/t")] {
+    // The session's permission may be observed later.
+    for update in [node("boot-1", true), permits("e2/t")] {
         let mut scene = made();
-        scene.node(Some(told));
+        scene.node(Some(update));
         assert_eq!((scene.asked(), &*scene.ended()), (None, ""));
         let mut late = scene.clone();
         late.node(Some(permits("e1/t")));
@@ -31,7 +31,7 @@ fn what_was_made_for_a_session_begins_only_while_that_permits_it() {
         assert_eq!((scene.asked(), &*scene.ended()), (None, "Cancelled"));
         assert_eq!(scene.says("SignalSent"), "False SessionEnded");
     }
-    // Nor while something has undone what the session did: that it has ended is said next, or not.
+    // Also not while the session's changes are undone: the session may turn out to have ended.
     let mut scene = made();
     let undone = |waits| NodeSeen {
         permit: Permit {
@@ -45,7 +45,7 @@ fn what_was_made_for_a_session_begins_only_while_that_permits_it() {
     assert_eq!((scene.asked(), &*scene.ended()), (None, ""));
     scene.node(Some(undone(false)));
     assert_eq!(scene.asked(), Some(&Question::Send));
-    // Nor is it sent once more, of which it is known that it was not sent: whoever asks.
+    // A signal that was not sent is not sent again either, in any process.
     let begun = || {
         let mut scene = made();
         scene.node(Some(permits("e1/t")));

@@ -1,4 +1,4 @@
-//! Resets of GPUs and hand-overs, each from a board that has seen it.
+//! GPU resets and hand-overs on a board.
 
 use std::collections::BTreeMap;
 
@@ -12,25 +12,25 @@ mod resets;
 
 const PLUGIN: &str = "nvidia.com/gpu.deploy.device-plugin";
 
-/// A cluster that does what the board asks for, and tells of it.
+/// A cluster that carries out the board's effects and reports the results.
 struct World {
     board: Board,
     objects: BTreeMap<Key, Value>,
     node: Option<NodeView>,
     job: Option<Value>,
     followed: bool,
-    /// What was done about resources that have ended.
+    /// Actions for resources that have ended.
     expired: Vec<(Key, Expiry)>,
     version: u64,
     now: Timestamp,
     news: Vec<News>,
-    /// True while answers are lost, and nothing is done.
+    /// True while effects are lost.
     deaf: bool,
     /// True if a provider resets GPUs.
     provider: bool,
-    /// The id of the process that looks.
+    /// Id of the running process.
     process: String,
-    /// The last question to it.
+    /// Last question to the provider.
     asked: Option<Question>,
 }
 
@@ -98,7 +98,7 @@ impl World {
         world
     }
 
-    /// Has a board that knows nothing learn all.
+    /// Lists everything to a new board.
     fn begin(&mut self) {
         self.board = board(self.provider, &self.process);
         self.followed = false;
@@ -176,11 +176,11 @@ impl World {
             Effect::Follow(name) => {
                 assert!(!self.followed, "followed twice");
                 self.followed = true;
-                let told = self.node.clone().map(|view| {
+                let update = self.node.clone().map(|view| {
                     let seen = super::node("boot-1", true);
                     Box::new(NodeTold { seen, view })
                 });
-                Input::Node(name, told)
+                Input::Node(name, update)
             }
             Effect::FollowPods(name) => Input::Pods(name, Vec::new()),
             Effect::Leave(_) => {
@@ -255,7 +255,7 @@ impl World {
         ));
     }
 
-    /// The external system says how the hand-over `x1` goes.
+    /// The external system reports on the hand-over `x1`.
     fn external_is(&mut self, status: &str) {
         self.version += 1;
         let key = hand_over("x1");
@@ -343,7 +343,7 @@ fn one_request_at_a_time_is_at_work_on_a_node() {
         (world.phase(&reset("r1")), world.phase(&reset("r2"))),
         ("InProgress", "Pending")
     );
-    // One that hands over waits as well.
+    // A hand-over waits as well.
     world.ask(&hand_over("x1"));
     assert!(!world.labels().contains_key(keys::HANDED_OVER_LABEL));
     world.job_is("Complete");
@@ -410,7 +410,7 @@ fn whoever_starts_anew_goes_on_and_what_vanished_meanwhile_is_put_back() {
     assert_eq!(world.holds().unwrap(), "GPUReset r1");
     world.job_is("Complete");
     assert_eq!(world.labels()[PLUGIN], "true");
-    // Its request vanishes, while somebody looks and while nobody does.
+    // The request disappears, with and without a running janitor.
     for looks in [true, false] {
         let mut world = World::new();
         world.ask(&reset("r1"));
@@ -456,7 +456,7 @@ fn a_request_is_kept_for_its_time_after_its_end() {
     for key in [reset("r1"), hand_over("x1")] {
         let mut world = World::new();
         world.ask(&key);
-        // What is under way is kept, however old it is.
+        // A running resource is kept, whatever its age.
         let under_way = Resource::read(key.kind, &world.objects[&key]).unwrap();
         assert_eq!(under_way.due(Some(SignedDuration::from_secs(1))), None);
         world.now += SignedDuration::from_mins(5);
@@ -468,10 +468,10 @@ fn a_request_is_kept_for_its_time_after_its_end() {
         }
         let end = world.now;
         assert!(world.objects[&key]["status"]["completionTime"].is_string());
-        // At its end it is said when it goes, and then it does, and not before.
+        // At the end the time of the deletion is recorded, and the resource is deleted then.
         let due = end.checked_add(hour).unwrap();
-        let said = (key.clone(), Expiry::Say(due.to_string()));
-        assert_eq!(world.expired, [said], "{key:?}");
+        let expected = (key.clone(), Expiry::Say(due.to_string()));
+        assert_eq!(world.expired, [expected], "{key:?}");
         world.objects.get_mut(&key).unwrap()["metadata"]["annotations"] =
             json!({EXPIRY: due.to_string()});
         world.see(&key);
@@ -482,7 +482,7 @@ fn a_request_is_kept_for_its_time_after_its_end() {
         world.take(Input::Time);
         let deleted = (key.clone(), Expiry::Delete(key.title()));
         assert_eq!(world.expired.last(), Some(&deleted));
-        // Without a time, for ever; and so with the annotation that says so.
+        // Kept for ever without a lifetime, or with the annotation for that.
         for own in [Some("0s"), None] {
             let mut object = world.objects[&key].clone();
             object["metadata"]["annotations"] = json!({"nvsentinel.nvidia.com/ttl": own});

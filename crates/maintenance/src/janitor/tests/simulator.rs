@@ -1,4 +1,4 @@
-//! Whatever happens between any two effects, no request makes two signals, and every resource ends.
+//! Simulates arbitrary events between effects: no request causes two signals, and every resource ends.
 
 use std::collections::BTreeMap;
 
@@ -6,54 +6,54 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What is on its way to the outside.
+/// An effect on its way to the outside.
 #[derive(Clone, Debug)]
 struct Pending {
     effect: Effect,
-    /// The process that waits for the answer.
+    /// Process that waits for the response.
     process: u32,
 }
 
-/// The outside: an API server, one node and a provider.
+/// The simulated environment: an API server, one node and a provider.
 struct World {
     board: Board,
     process: u32,
     objects: BTreeMap<Key, Value>,
     version: u64,
     node: NodeSeen,
-    /// True if the provider knows operations again; one that does not takes each signal for a new one.
+    /// True if the provider recognises operations. Otherwise it treats each signal as a new one.
     knows: bool,
     /// Signals that had an effect, by operation.
     signals: BTreeMap<String, u32>,
     pending: Vec<Pending>,
-    /// Signals that reach the provider late: nobody waits for their answer any more.
+    /// Signals that reach the provider late. Their responses are ignored.
     late: Vec<String>,
     now: i64,
     trace: Vec<String>,
 }
 
-/// What happens next. The number chooses among what there is.
+/// An event of the simulation. The number selects one of the pending effects.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
-    /// A request is carried out and answered.
+    /// An effect is carried out and its response arrives.
     Answer(u8),
-    /// It is carried out, and its answer is lost.
+    /// An effect is carried out, and its response is lost.
     LoseAnswer(u8),
-    /// It is lost.
+    /// An effect is lost.
     Lose(u8),
-    /// It is refused for now, or as such.
+    /// An effect is refused, for now or permanently.
     Refuse(u8, bool),
-    /// A signal is given up on, and reaches the provider later.
+    /// A signal times out, and reaches the provider later.
     Delay(u8),
-    /// Late signals arrive.
+    /// Late signals reach the provider.
     Arrive,
-    /// The node boots, and is ready or not.
+    /// The node reboots, and becomes ready or not.
     Boot(bool),
-    /// The watch tells all again, in a state from before or now.
+    /// The watch delivers everything again, in an older or the current state.
     Watch,
-    /// Another process goes on.
+    /// Another process takes over.
     Crash,
-    /// So many seconds pass.
+    /// Time passes, in seconds.
     Pass(u16),
 }
 
@@ -109,7 +109,7 @@ impl World {
         for effect in effects {
             if matches!(effect, Effect::Follow(_)) {
                 let seen = Some(self.node.clone());
-                self.take(Input::Node(NODE.to_owned(), seen.map(told)));
+                self.take(Input::Node(NODE.to_owned(), seen.map(update)));
                 continue;
             }
             if matches!(effect, Effect::Leave(_) | Effect::Tell(_)) {
@@ -123,7 +123,7 @@ impl World {
 
     fn crash(&mut self) {
         self.process += 1;
-        // A new process: whatever it sent before may still be carried out.
+        // A new process: effects of the previous one may still be carried out.
         self.board = Board::new(config(""), None, format!("p{}", self.process));
         for kind in Maintenance::ALL {
             self.take(Input::ListBegun(kind));
@@ -140,7 +140,7 @@ impl World {
             self.take(Input::Seen(Box::new(resource)));
         }
         let seen = Some(self.node.clone());
-        self.take(Input::Node(NODE.to_owned(), seen.map(told)));
+        self.take(Input::Node(NODE.to_owned(), seen.map(update)));
     }
 
     fn signal(&mut self, operation: &str) {
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// Carries an effect out; returns the answer.
+    /// Carries out an effect and returns the response.
     fn carry_out(&mut self, effect: &Effect) -> Input {
         match effect.clone() {
             Effect::Write {
@@ -195,7 +195,7 @@ impl World {
         }
     }
 
-    /// Returns the answer where an effect was lost, or refused.
+    /// Returns the response for an effect that was lost or refused.
     fn lost(effect: &Effect, class: Class) -> Input {
         let failure = failed(class);
         match effect.clone() {
@@ -223,7 +223,7 @@ impl World {
         (count > 0).then(|| self.pending.remove(usize::from(number) % count))
     }
 
-    /// Tells an answer to the process that waits for it, if it is still there.
+    /// Delivers a response to the process that waits for it, if it is still running.
     fn tell(&mut self, process: u32, answer: Input) {
         if process == self.process {
             self.take(answer);
@@ -284,7 +284,7 @@ impl World {
                 self.node.boot_id = format!("boot-{}", self.version);
                 self.node.ready = ready;
                 let seen = Some(self.node.clone());
-                self.take(Input::Node(NODE.to_owned(), seen.map(told)));
+                self.take(Input::Node(NODE.to_owned(), seen.map(update)));
             }
             Happening::Watch => self.watch(),
             Happening::Crash => self.crash(),
@@ -325,7 +325,7 @@ proptest! {
             world.happens(happening);
             world.check()?;
         }
-        // From here on all goes well, but the node stays as it is.
+        // From here on every effect succeeds, while the node does not change.
         for _ in 0..100 {
             while let Some(Pending { effect, process }) = world.pick(0) {
                 let answer = world.carry_out(&effect);

@@ -1,15 +1,15 @@
-//! What is waited for, and until when.
+//! Waits of resources and their limits.
 
 use super::*;
 
 #[test]
 fn every_wait_has_an_end() {
-    // NVSentinel looks for a missing node for ever, and holds its lock.
+    // NVSentinel waits for a missing node for ever, holding its lock.
     let mut scene = Scene::new(Action::Reboot, "");
     scene.node(None);
     assert_eq!(scene.ended(), "Cancelled");
     assert_eq!(scene.says("NodeReady"), "False NodeNotFound");
-    // A node that never comes back, or whose object goes.
+    // A node that never returns, or whose object disappears.
     for gone in [false, true] {
         let mut scene = Scene::sent(Action::Reboot);
         scene.node((!gone).then(|| node("boot-2", false)));
@@ -18,14 +18,14 @@ fn every_wait_has_an_end() {
         scene.later(1);
         assert_eq!(scene.ended(), "AmbiguousFailure");
     }
-    // Nothing was done while it waits for another try.
+    // While waiting for another try, nothing was done.
     let mut scene = Scene::new(Action::Reboot, "");
     scene.node(Some(node("boot-1", true)));
     scene.now = TIMEOUT.as_secs() - 1;
     scene.answer(Answer::Sent(Err(failed(Class::Transient))));
     scene.later(5);
     assert_eq!(scene.ended(), "TransientFailure");
-    // A person has a day, and after the signal the usual time.
+    // A person has a day for the signal, and after it the usual time limit applies.
     let manual = "  manualMode: true\n";
     let mut scene = Scene::new(Action::Reboot, manual);
     scene.node(Some(node("boot-1", true)));

@@ -1,4 +1,4 @@
-//! Resets of GPUs that a provider carries out, each from a board that has seen it.
+//! GPU resets by a provider, on a board.
 
 use super::*;
 use crate::janitor::{Answer, Class, Failure, Found, Question};
@@ -6,14 +6,14 @@ use crate::janitor::{Answer, Class, Failure, Found, Question};
 /// Time after which a provider is asked again.
 const AGAIN: SignedDuration = SignedDuration::from_secs(30);
 
-/// Returns a world with a provider that resets, and a reset whose signal is on its way.
+/// Returns a cluster with a provider for resets, and a reset whose signal is on its way.
 fn sending() -> World {
     let mut world = World::new();
     world.provider = true;
     world.begin();
     world.ask(&reset("r1"));
     assert_eq!(world.asked, Some(Question::Send));
-    // It is announced before it is sent, and no Job is made.
+    // The signal is recorded before it is sent, and no Job is created.
     assert_eq!(world.says("SignalSent"), "Unknown Sending");
     assert_eq!(
         (world.labels()[PLUGIN].as_str(), &world.job),
@@ -52,14 +52,14 @@ impl World {
         self.take(Input::Time);
     }
 
-    /// Another process goes on, and nobody hears the answer to the question.
+    /// Continues with another process. The response to the question is lost.
     fn crash(&mut self) {
         self.process = "p2".to_owned();
         self.asked = None;
         self.begin();
     }
 
-    /// A condition of the reset as `status reason`.
+    /// Returns a condition of the reset as `status reason`.
     fn says(&self, kind: &str) -> String {
         let status = &self.objects[&reset("r1")]["status"];
         let conditions = status["conditions"].as_array().into_iter().flatten();
@@ -69,7 +69,7 @@ impl World {
         found.next().map(says).unwrap_or_default()
     }
 
-    /// Returns how the reset has ended, with the services as they were.
+    /// Returns the end of the reset, after checking that the services are restored.
     fn end(&self) -> String {
         assert_eq!((self.labels()[PLUGIN].as_str(), &self.job), ("true", &None));
         self.says("AttemptComplete").replace("True ", "")
@@ -119,7 +119,7 @@ fn a_lost_answer_is_asked_for_and_nothing_is_sent_twice() {
         world.passes(AGAIN);
         world.answer(Answer::Ready(Ok(true)));
         assert_eq!(world.end(), "Succeeded");
-        // It is known that it was not sent: it is sent again.
+        // The signal was not sent, so it is sent again.
         let mut world = sending();
         world.crash();
         world.answer(Answer::Found(Ok(Found::NotSent)));
@@ -142,7 +142,7 @@ fn of_a_provider_that_cannot_tell_nobody_knows_and_a_person_is_asked() {
         (world.end().as_str(), &world.asked),
         ("AmbiguousFailure", &None)
     );
-    // The same of one that took it and never says that it is done.
+    // A provider that accepts the signal and never reports its completion.
     let mut world = sent();
     for _ in 0..62 {
         world.answer(Answer::Ready(Ok(false)));
