@@ -1,16 +1,17 @@
-//! Tests of nodes that a `ValidationRequest` of NVSentinel's lifecycle manager asks for.
+//! Tests of nodes, requested by a `ValidationRequest` of NVSentinel's lifecycle manager.
 //!
 //! ```text
-//! around.rs   what is known around a request: nodes, objects, other requests
-//! config.rs   the file: tests, who runs them, and when a node is ready for them
-//! status.rs   the status of a request, as it is written
-//! groups.rs   which tests run together on which nodes
-//! gate.rs     what a node says of its requests, and how it is let in again
-//! step.rs     what is done next for one request: pure, from what was seen
+//! cluster_view.rs  state of the cluster around a request: nodes, objects, other requests
+//! config.rs        the configuration file: tests, providers, and criteria of readiness
+//! status.rs        status of a request
+//! groups.rs        grouping of tests on nodes
+//! gate.rs          record of requests on a node, and its return to service
+//! step.rs          next step of a request: pure
 //! ```
 //!
-//! Each step is one thing, and the next one follows from what is there then. So a crash between any two
-//! changes nothing: a test that was begun is found by its name, and a node says for whom it is held.
+//! Each step is a single action, and the next one follows from the state after it. A crash
+//! between two steps is therefore harmless: a started test is found by its name, and a node
+//! lists the requests that hold it.
 
 mod around;
 mod config;
@@ -27,44 +28,44 @@ pub use config::{Provider, ValidationConfiguration};
 pub use status::{Phase, Status};
 pub use step::{Act, Step, refused, step};
 
-/// The API group of the kind.
+/// API group of the kind.
 pub const GROUP: &str = "nvsentinel.nvidia.com";
-/// Its version.
+/// API version of the kind.
 pub const VERSION: &str = "v1alpha1";
-/// Its plural.
+/// Plural of the kind, as in API paths.
 pub const PLURAL: &str = "validationrequests";
-/// The kind.
+/// Name of the kind.
 pub const KIND: &str = "ValidationRequest";
-/// What keeps a request until the nodes say nothing of it any more.
+/// Finalizer that keeps a request until no node lists it.
 pub const FINALIZER: &str = "nvsentinel.nvidia.com/validation-request";
 
-/// A request, as it is read.
+/// A request, as read from the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// `metadata.name`.
+    /// `metadata.name` of the object.
     pub name: String,
-    /// `metadata.uid`.
+    /// `metadata.uid` of the object.
     pub uid: String,
-    /// `metadata.resourceVersion`, which a change of it names.
+    /// `metadata.resourceVersion`, a precondition of patches.
     pub version: String,
-    /// The time when it was made: the oldest has its turn first.
+    /// `metadata.creationTimestamp`. The oldest request comes first.
     pub created: Timestamp,
-    /// `metadata.finalizers`.
+    /// `metadata.finalizers` of the object.
     pub finalizers: Vec<String>,
-    /// The nodes to be tested, each once.
+    /// Names of the nodes to test, without duplicates.
     pub nodes: Vec<String>,
-    /// Its status.
+    /// Status of the request.
     pub status: Status,
-    /// True while it is being deleted.
+    /// True while the object is being deleted.
     deleted: bool,
-    /// The tests, each once; empty: those of the configuration.
+    /// Names of the tests, without duplicates. Empty for the default tests.
     tests: Vec<String>,
 }
 
 // === impl Request ===
 
 impl Request {
-    /// Reads an object. The error says what is wrong with it.
+    /// Reads an object. The error describes the malformed part.
     pub fn read(object: &Value) -> Result<Self, String> {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let needed = |pointer: &str| text(pointer).ok_or_else(|| format!("it has no {pointer}"));
@@ -106,12 +107,12 @@ impl Request {
         })
     }
 
-    /// Returns whether nothing is left to be done for it, but to have its objects deleted.
+    /// Returns whether nothing is left to do, apart from the deletion of its objects.
     pub fn is_over(&self) -> bool {
         !self.deleted && self.status.phase.is_some_and(Phase::is_over)
     }
 
-    /// Returns its runs that have not ended: the provider of each, and the name of its object.
+    /// Returns the provider and object name of each running test.
     pub fn runs(&self) -> impl Iterator<Item = (&str, &str)> {
         self.status.test_groups.iter().filter_map(|group| {
             let attempt = group.attempt()?;
@@ -119,7 +120,7 @@ impl Request {
         })
     }
 
-    /// Returns it for people.
+    /// Returns kind and name for people.
     pub fn title(&self) -> String {
         format!("{KIND} {}", self.name)
     }

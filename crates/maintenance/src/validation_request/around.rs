@@ -1,4 +1,5 @@
-//! What is known around a request: its nodes, the objects of its runs, and the other requests.
+//! The state that decisions about a request depend on: its nodes, the objects of its runs, and
+//! other requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,66 +9,66 @@ use serde_json::Value;
 
 use super::Request;
 
-/// What is known around a request.
+/// State of the cluster around a request.
 pub struct Around<'a> {
-    /// Its nodes; one that is not in it has not been looked at yet.
+    /// Nodes by name. Missing ones have not been observed yet.
     pub nodes: &'a BTreeMap<String, NodeState>,
-    /// Objects by provider and name; one that is not in it is not there.
+    /// Existing objects, by provider and name.
     pub objects: &'a BTreeMap<(String, String), Value>,
-    /// The namespace of the objects.
+    /// Namespace of the objects.
     pub namespace: &'a str,
     /// All requests, by name.
     pub requests: &'a BTreeMap<String, Request>,
-    /// The names of requests that cannot be read: they hold their nodes all the same.
+    /// Names of malformed requests, which still hold their nodes.
     pub unreadable: &'a BTreeSet<String>,
-    /// The time.
+    /// Time of the decision.
     pub now: Timestamp,
 }
 
-/// A node of a request.
+/// State of a node.
 #[derive(Clone, Debug)]
 pub enum NodeState {
-    /// There is none of this name.
+    /// There is no node of this name.
     Gone,
-    /// It is there.
+    /// The node exists, in this state.
     There {
-        /// As it was last seen.
+        /// Last observed state of the node.
         view: Box<NodeView>,
-        /// Whether it is ready for tests.
+        /// Readiness of the node for tests.
         readiness: Readiness,
     },
 }
 
-/// Whether a node is ready for tests.
+/// Readiness of a node for tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// It is.
+    /// All criteria of the configuration hold.
     Ready,
-    /// A criterion does not hold, which ends a run.
+    /// A criterion does not hold, which ends a running test.
     Not(String),
-    /// Not all is known that criteria look at: nothing begins, and nothing ends.
+    /// Some input of the criteria is unknown: no test starts, and none ends.
     Unknown(&'static str),
 }
 
-/// The state of the object of an attempt.
+/// State of an attempt's object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ObjectState {
-    /// It is not there.
+    /// The object does not exist.
     Gone,
-    /// Somebody else's has its name.
+    /// The name belongs to another party's object.
     Foreign,
-    /// It has not come to its end.
+    /// The tests are running.
     UnderWay,
     /// The tests have passed.
     Succeeded,
-    /// They have not; with what it says.
+    /// The tests have failed, with this message.
     Failed(String),
 }
 
 // === impl Around ===
 
 impl Around<'_> {
-    /// Returns whether there is a request of this name.
+    /// Returns whether a request of this name exists.
     pub(super) fn knows(&self, request: &str) -> bool {
         self.requests.contains_key(request) || self.unreadable.contains(request)
     }
@@ -76,8 +77,8 @@ impl Around<'_> {
 // === impl NodeState ===
 
 impl NodeState {
-    /// Returns whether a request may be decided about otherwise after this than after the other one: a heartbeat
-    /// changes nothing.
+    /// Returns whether a decision may change between the two states. A heartbeat makes no
+    /// difference.
     pub fn differs_from(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Gone, Self::Gone) => false,
@@ -103,7 +104,7 @@ impl NodeState {
 // === impl Readiness ===
 
 impl Readiness {
-    /// Returns what is waited for of the node of this name; `None`: nothing.
+    /// Returns the reason to wait for the named node. `None` if it is ready.
     pub(super) fn waits(&self, node: &str) -> Option<String> {
         match self {
             Self::Ready => None,

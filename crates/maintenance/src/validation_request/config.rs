@@ -1,5 +1,5 @@
-//! The configuration: NVSentinel's file (YAML) for its lifecycle manager, as far as validation goes, as a
-//! `ValidationConfiguration` or only its `spec`.
+//! The configuration: the validation part of NVSentinel's file (YAML) for its lifecycle
+//! manager, as a `ValidationConfiguration` or only its `spec`.
 
 use std::collections::BTreeMap;
 
@@ -14,45 +14,45 @@ use serde_json::{Value, json};
 
 use super::around::Readiness;
 
-/// Largest file, in bytes: what a `ConfigMap` can hold.
+/// Largest file, in bytes: as large as a `ConfigMap` can be.
 const MAX_BYTES: usize = 1024 * 1024;
-/// Groups that run at once, where nobody says how many.
+/// Default limit on groups that run at the same time.
 const GROUPS: usize = 3;
-/// Time for an attempt, where nobody says how long, and the longest one, in seconds.
+/// Default and maximum time limit of an attempt, in seconds.
 const TIMEOUT: u64 = 1800;
 const LONGEST_TIMEOUT: u64 = 7 * 24 * 3600;
 /// Most retries of a group.
 const MOST_RETRIES: u32 = 100;
-/// The taint of a cordon, which all tests tolerate.
+/// Taint of a cordon, which all tests tolerate.
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
-/// What tests there are, and who runs them.
+/// Configured tests and their providers.
 #[derive(Clone, Debug)]
 pub struct ValidationConfiguration {
     /// Tests of requests that name none.
     pub(super) default_tests: Vec<String>,
-    /// Which all have to hold for a node that is tested.
+    /// Criteria that a node has to meet to be tested.
     readiness: Vec<(String, Criterion)>,
-    /// Most groups that run at once.
+    /// Most groups that run at the same time.
     pub(super) max_groups: usize,
-    /// Who runs tests, by name.
+    /// Providers of tests, by name.
     pub providers: BTreeMap<String, Provider>,
     tests: BTreeMap<String, TestRules>,
     pub(super) gate: Gate,
-    /// True if it has rules for new nodes, which are none of ours.
+    /// True if the file has rules for new nodes, which are not supported.
     pub has_new_node_rules: bool,
 }
 
-/// Who runs tests: a kind of objects, each of which is a run.
+/// Provider of tests: a kind of objects that run tests.
 #[derive(Clone, Debug)]
 pub struct Provider {
-    /// Group of the kind.
+    /// API group of the kind.
     pub group: String,
-    /// Its version.
+    /// API version of the kind.
     pub version: String,
-    /// The kind.
+    /// Name of the kind.
     pub kind: String,
-    /// Its plural.
+    /// Plural of the kind, as in API paths.
     pub plural: String,
     pub(super) supports_test_batching: bool,
     pub(super) retries: u32,
@@ -62,7 +62,7 @@ pub struct Provider {
     template: Template,
 }
 
-/// The keys of a test.
+/// Settings of a test.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct TestRules {
@@ -73,14 +73,14 @@ pub(super) struct TestRules {
     pub(super) supports_batching_nodes: bool,
     pub(super) minimum_nodes_per_batch: usize,
     batch_failure_policy: TooFew,
-    /// For who runs it; templates of NVSentinel 1.26 name it themselves.
+    /// Used by the tests themselves: templates of NVSentinel 1.26 contain the values.
     #[serde(rename = "bandwidthGBps")]
     _bandwidth: Value,
     #[serde(rename = "goodputRatio")]
     _goodput: Value,
 }
 
-/// What a test with too few nodes comes to.
+/// Result of a test with too few nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum TooFew {
@@ -98,7 +98,7 @@ struct Variable {
     value: String,
 }
 
-/// A condition of the status of an object.
+/// A condition in the status of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Condition {
@@ -107,14 +107,14 @@ pub(super) struct Condition {
     status: String,
 }
 
-/// What keeps pods from a node until it is tested, and is taken away then.
+/// Measures that keep pods off a node until it is tested, and that are removed then.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gate {
-    /// True if the node is uncordoned.
+    /// True to uncordon the node.
     pub(super) uncordons: bool,
-    /// What stands before the labels of a cordon.
+    /// Prefix of the cordon labels.
     pub(super) label_prefix: String,
-    /// Taints, and whether they are taken away.
+    /// Taints, and whether each is removed.
     pub(super) taints: Vec<(Taint, bool)>,
 }
 
@@ -140,7 +140,7 @@ struct File {
     max_concurrent_groups: Option<usize>,
     #[serde(default)]
     template_mount_path: String,
-    /// Templates by the names of their files, as NVSentinel's chart has them; others are read from files.
+    /// Templates by file name, as in NVSentinel's chart. Others are read from files.
     #[serde(default)]
     templates: BTreeMap<String, String>,
     #[serde(default)]
@@ -203,7 +203,7 @@ struct TaintKeys {
     remove: bool,
 }
 
-/// What an object is made for.
+/// Purpose of an object.
 pub(super) struct Run<'a> {
     pub(super) request: &'a str,
     pub(super) group: &'a str,
@@ -215,7 +215,8 @@ pub(super) struct Run<'a> {
 // === impl ValidationConfiguration ===
 
 impl ValidationConfiguration {
-    /// Reads a configuration; `read` reads the file of a template. The error says all that is wrong, a line each.
+    /// Parses a configuration. `read` reads the file of a template. The error lists all
+    /// findings, one per line.
     pub fn parse(
         text: &str,
         read: impl Fn(&str) -> std::io::Result<String>,
@@ -250,7 +251,7 @@ impl ValidationConfiguration {
         }
     }
 
-    /// Returns a test of this name, and who runs it.
+    /// Returns the test of this name and its provider.
     pub(super) fn test(&self, name: &str) -> Option<(&TestRules, &Provider)> {
         let test = self.tests.get(name)?;
         Some((test, self.providers.get(&test.provider)?))
@@ -262,17 +263,17 @@ impl ValidationConfiguration {
         names.join(", ")
     }
 
-    /// Returns whether a node has to be seen with the `ResourceSlice`s that are its own.
+    /// Returns whether criteria need the `ResourceSlice`s of the node.
     pub fn reads_slices(&self) -> bool {
         self.readiness.iter().any(|(_, one)| one.reads_slices())
     }
 
-    /// Returns whether a node may become ready, or not be any more, by time alone.
+    /// Returns whether a node's readiness may change over time without an event.
     pub fn reads_time(&self) -> bool {
         self.readiness.iter().any(|(_, one)| one.reads_time())
     }
 
-    /// Returns whether a node is ready for tests.
+    /// Returns the readiness of a node.
     pub fn readiness(&self, node: &Value, slices: &[Value], now: jiff::Timestamp) -> Readiness {
         let mut criteria = self.readiness.iter();
         let fails =
@@ -286,7 +287,7 @@ impl ValidationConfiguration {
         fails.map_or(Readiness::Ready, Readiness::Not)
     }
 
-    /// Returns the object of a run, without its name.
+    /// Returns the object of a run, without a name.
     pub(super) fn render(&self, provider: &Provider, run: &Run<'_>) -> Result<Value, String> {
         if let Some(unknown) = run
             .tests
@@ -338,7 +339,7 @@ impl ValidationConfiguration {
         Ok(object)
     }
 
-    /// Renders each test once, with values as they may come.
+    /// Renders each test once with plausible values.
     fn try_out(&self, wrong: &mut Vec<String>) {
         for (name, test) in &self.tests {
             let Some(provider) = self.providers.get(&test.provider) else {
@@ -481,12 +482,12 @@ impl ProviderKeys {
 // === impl GateKeys ===
 
 impl GateKeys {
-    /// Returns the names that it writes on nodes, by their keys, each with what Kubernetes says of it.
+    /// Returns the names to be written on nodes, by key, with the result of their validation.
     fn names(&self) -> Vec<(String, Result<(), WrongName>)> {
         let prefix = names::label_prefix(&self.cordon.label_prefix);
         let mut names = vec![("cordon.labelPrefix".to_owned(), prefix)];
         for (at, taint) in self.taints.iter().enumerate() {
-            // One without an effect stands for those of all effects; none of them is taken away.
+            // Without an effect, a taint stands for all effects, and cannot be removed.
             let any = taint.effect.is_empty() && !taint.remove;
             let effect = if any {
                 Ok(())
@@ -524,7 +525,7 @@ impl GateKeys {
 // === impl TestRules ===
 
 impl TestRules {
-    /// Returns whether it is left out where it has too few nodes.
+    /// Returns whether the test is skipped if it has too few nodes.
     pub(super) fn may_be_skipped(&self) -> bool {
         self.batch_failure_policy == TooFew::Ignore
     }
@@ -533,7 +534,7 @@ impl TestRules {
 // === impl Condition ===
 
 impl Condition {
-    /// Returns what the object says of it, for people, where it has this condition.
+    /// Returns the object's message for this condition, for people. `None` if the object lacks it.
     pub(super) fn of(&self, object: &Value) -> Option<String> {
         let conditions = object.pointer("/status/conditions")?.as_array()?;
         let text = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();

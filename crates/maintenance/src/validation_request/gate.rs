@@ -1,5 +1,5 @@
-//! What a node says of the requests that it is held for: two annotations and a label, as NVSentinel writes
-//! them. A node that no request holds any more is let in.
+//! Record on a node of the requests that hold it: two annotations and a label, in NVSentinel's
+//! format. A node held by no request returns to service.
 
 use contract::keys;
 use jiff::Timestamp;
@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use super::config::Gate;
 
-/// The request whose tests run on the node.
+/// Annotation with the request whose tests run on the node.
 const ACTIVE: &str = "nvsentinel.nvidia.com/active-validation-request";
-/// All requests for the node that are waiting, running, or have failed.
+/// Annotation with all requests for the node that are waiting, running or failed.
 const SESSION: &str = "nvsentinel.nvidia.com/validation-session";
-/// The same in a word.
+/// Label with the state of the node's requests.
 const STATE: &str = "nvsentinel.nvidia.com/validation-state";
 
 /// A request that holds a node.
@@ -26,7 +26,7 @@ struct Entry {
     failed: bool,
 }
 
-/// What a node says of its requests.
+/// Requests that hold a node, as recorded there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
     active: Option<String>,
@@ -36,7 +36,8 @@ pub(super) struct Held {
 // === impl Held ===
 
 impl Held {
-    /// Reads it. What cannot be read counts as nothing: the requests are all that matters.
+    /// Reads the record. Malformed parts count as absent: the requests themselves are
+    /// authoritative.
     pub(super) fn read(node: &NodeView) -> Self {
         let text = |key: &str| node.annotations.get(key);
         let entries = text(SESSION).and_then(|text| serde_json::from_str(text).ok());
@@ -51,7 +52,7 @@ impl Held {
         self.active.as_deref()
     }
 
-    /// Takes out requests that are not there: somebody has taken their finalizers away.
+    /// Removes requests that do not exist, whose finalizers another party has removed.
     pub(super) fn keep(&mut self, known: impl Fn(&str) -> bool) {
         self.entries.retain(|one| known(&one.name));
         self.active.take_if(|name| !known(name));
@@ -68,12 +69,13 @@ impl Held {
         }
     }
 
-    /// Marks that the tests of a request run.
+    /// Marks the tests of a request as running.
     pub(super) fn activate(&mut self, request: &str) {
         self.active = Some(request.to_owned());
     }
 
-    /// Marks that a request has failed: it holds the node until it is deleted, or the same tests pass.
+    /// Marks a request as failed. It holds the node until it is deleted, or the same tests
+    /// pass.
     pub(super) fn fail(&mut self, request: &str) {
         for one in self.entries.iter_mut().filter(|one| one.name == request) {
             one.failed = true;
@@ -81,7 +83,7 @@ impl Held {
         self.deactivate(request);
     }
 
-    /// Takes a request out; with `passed`, also those that have failed with the same tests.
+    /// Removes a request. With `passed`, also removes failed requests with the same tests.
     pub(super) fn remove(&mut self, request: &str, passed: bool) {
         let sorted = |tests: &[String]| {
             let mut tests = tests.to_vec();
@@ -101,8 +103,8 @@ impl Held {
         self.active.take_if(|name| name == request);
     }
 
-    /// Returns what to change at the node so that it says so; `None`: it does. Where the last request has gone,
-    /// the node is let in; one that is quarantined, by the end of that.
+    /// Returns the change that writes the record to the node. `None` if it is up to date. When
+    /// the last request is removed, the change also opens the gate.
     pub(super) fn change(
         &self,
         node: &NodeView,
@@ -145,7 +147,8 @@ impl Held {
 // === impl Gate ===
 
 impl Gate {
-    /// Has the node uncordoned and its taints taken away, as far as the configuration says so.
+    /// Uncordons the node and removes its taints, as configured. A quarantined node stays
+    /// cordoned until the end of the quarantine.
     fn open(&self, node: &NodeView, change: &mut NodeChange, now: Timestamp) {
         let taints = self.taints.iter().filter(|(_, goes)| *goes);
         let taints = taints.filter(|(taint, _)| node.has_taint(taint));
@@ -154,7 +157,7 @@ impl Gate {
             return;
         }
         if Ownership::read(node).is_some() {
-            // The cordon is the quarantine's alone from now on, and goes with it.
+            // The cordon now belongs to the quarantine alone, which removes it at its end.
             let pre_existing = keys::QUARANTINE_CORDON_PRE_EXISTING;
             if node.annotations.contains_key(pre_existing) {
                 change.annotations.insert(pre_existing.to_owned(), None);

@@ -1,21 +1,22 @@
-//! Which tests run together on which nodes.
+//! Grouping of tests that run together on nodes.
 
 use sha2::{Digest as _, Sha256};
 
 use super::config::{TestRules, ValidationConfiguration};
 use super::status::{Phase, Skipped, TestGroup};
 
-/// Longest name of an object that a pod is named after, in bytes.
+/// Longest name of an object that becomes part of a pod's name, in bytes.
 const LONGEST_NAME: usize = 63;
-/// Longest name of the tests of a group, in bytes: the number of the group and of the attempt follow.
+/// Longest name for the tests of a group, in bytes. The numbers of the group and the attempt
+/// follow.
 const LONGEST_TESTS: usize = 34;
 /// Most groups of a request: the status has to fit into an object.
 pub(super) const MOST_GROUPS: usize = 2_000;
-/// Digits of the hash in a name that is cut off.
+/// Length of the hash in a shortened name.
 const HASH: usize = 8;
 
-/// Returns the groups for tests, all of which are in the configuration, on nodes. A group that may not run with
-/// so few nodes has failed already.
+/// Returns the groups for configured tests on nodes. A group with too few nodes has failed from
+/// the start.
 pub(super) fn form(
     tests: &[String],
     nodes: &[String],
@@ -63,7 +64,7 @@ pub(super) fn form(
     groups
 }
 
-/// Takes nodes that are not there any more out of a group, and returns its phase then.
+/// Removes nodes that no longer exist from a group, and returns its new phase.
 pub(super) fn without(
     group: &mut TestGroup,
     gone: &[String],
@@ -77,8 +78,8 @@ pub(super) fn without(
     enough(group, config, skipped)
 }
 
-/// Takes out the tests that have too few nodes and may be left out. Returns the phase of the group: a test that
-/// may not be left out fails it, unless there is no node left to prove anything of.
+/// Removes optional tests that have too few nodes. Returns the phase of the group: a mandatory
+/// test with too few nodes fails it, unless no node is left.
 fn enough(group: &mut TestGroup, config: &ValidationConfiguration, skipped: &mut Skipped) -> Phase {
     let nodes = group.nodes.len();
     if nodes == 0 {
@@ -104,22 +105,22 @@ fn enough(group: &mut TestGroup, config: &ValidationConfiguration, skipped: &mut
     }
 }
 
-/// Returns what the name of a group begins with.
+/// Returns the first part of a group's name.
 fn of_tests(tests: &[String]) -> String {
     let mut sorted: Vec<&str> = tests.iter().map(String::as_str).collect();
     sorted.sort_unstable();
     shortened(&sorted.join("-"), LONGEST_TESTS)
 }
 
-/// Returns the name of the object of an attempt, from 1 on. Requests whose names begin alike have objects of
-/// their own.
+/// Returns the name of an attempt's object. Attempts are numbered from 1. Requests whose names
+/// have the same beginning get different objects.
 pub(super) fn object_name(request: &str, group: &str, attempt: usize) -> String {
     let end = format!("-{group}-{attempt}");
     let room = LONGEST_NAME.saturating_sub(end.len());
     format!("{}{end}", shortened(request, room))
 }
 
-/// Returns a name that is no longer than `room`; what is cut off is told apart by a hash.
+/// Shortens a name to `room` bytes. A hash replaces the rest.
 fn shortened(name: &str, room: usize) -> String {
     if name.len() <= room {
         return name.to_owned();

@@ -1,41 +1,41 @@
-//! The status of a request, as NVSentinel writes it; the messages are our own.
+//! The status of a request in NVSentinel's format, with our own messages.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// The phase of a request, of a group or of an attempt.
+/// Phase of a request, a group or an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
-    /// Nothing is running yet.
+    /// Nothing has started yet.
     Pending,
-    /// Something is running.
+    /// At least one test is running.
     Running,
-    /// All tests have passed, or were skipped.
+    /// All tests have passed or were skipped.
     Succeeded,
-    /// A test has failed as often as it may.
+    /// A test has failed, and no retries are left.
     Failed,
 }
 
-/// The status of a request.
+/// Status of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Status {
-    /// The phase; `None`: nobody has looked at it yet.
+    /// Phase of the request. `None` for a new request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// When somebody has first looked at it.
+    /// Time of the first decision about the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Timestamp>,
-    /// When it came to its end.
+    /// End of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Timestamp>,
-    /// What it waits for, or why it has failed. Written as null where there is nothing to say, which takes an
-    /// older one away.
+    /// Reason to wait, or for the failure. Serialised as null if absent, which removes an older
+    /// message.
     pub message: Option<String>,
-    /// What was left out.
+    /// Nodes and tests that were left out.
     #[serde(skip_serializing_if = "Skipped::is_nothing")]
     pub skipped: Skipped,
-    /// The groups of tests, once they are known.
+    /// Groups of tests. Empty until the tests start.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub test_groups: Vec<TestGroup>,
 }
@@ -44,7 +44,7 @@ pub struct Status {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Skipped {
-    /// Nodes that are not there.
+    /// Nodes that do not exist.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
     /// Tests that had too few nodes.
@@ -52,47 +52,47 @@ pub struct Skipped {
     pub tests: Vec<String>,
 }
 
-/// Tests that run together on nodes.
+/// A group of tests that run together on nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TestGroup {
-    /// Its name, which is part of the names of its objects.
+    /// Name of the group, part of the names of its objects.
     pub name: String,
-    /// Who runs it, by its name in the configuration.
+    /// Name of the provider in the configuration.
     pub provider: String,
-    /// Its phase.
+    /// Phase of the group.
     pub phase: Phase,
-    /// The nodes.
+    /// Names of the nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
-    /// The tests.
+    /// Names of the tests.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tests: Vec<String>,
-    /// What was tried, in order.
+    /// Attempts in their order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<Attempt>,
 }
 
-/// One run of a group.
+/// A run of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Attempt {
-    /// The name of its object.
+    /// Name of the attempt's object.
     pub object_name: String,
-    /// Its phase.
+    /// Phase of the attempt.
     pub phase: Phase,
-    /// When it was begun.
+    /// Start of the attempt.
     pub start_time: Timestamp,
-    /// When it ended.
+    /// End of the attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_time: Option<Timestamp>,
-    /// Why it has failed, in a word.
+    /// Reason of the failure, for programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_reason: Option<String>,
-    /// The nodes for which it has failed, where they are known.
+    /// Nodes that caused the failure, if known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_nodes: Vec<String>,
-    /// The same for people.
+    /// Message about the failure, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -100,12 +100,12 @@ pub struct Attempt {
 // === impl Phase ===
 
 impl Phase {
-    /// Returns whether nothing follows it.
+    /// Returns whether the phase is final.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
 
-    /// Returns its name.
+    /// Returns the name of the phase, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pending => "Pending",
@@ -139,7 +139,7 @@ impl Skipped {
 // === impl Status ===
 
 impl Status {
-    /// Returns how many groups are running.
+    /// Returns the number of running groups.
     pub fn running(&self) -> usize {
         self.count(Phase::Running)
     }
@@ -153,13 +153,13 @@ impl Status {
 // === impl TestGroup ===
 
 impl TestGroup {
-    /// Returns the attempt that is running.
+    /// Returns the running attempt.
     pub(super) fn attempt(&self) -> Option<&Attempt> {
         let last = self.attempts.last();
         last.filter(|_| self.phase == Phase::Running)
     }
 
-    /// Ends the attempt that is running.
+    /// Ends the running attempt.
     pub(super) fn end(&mut self, phase: Phase, now: Timestamp, failure: Option<(&str, String)>) {
         let Some(attempt) = self.attempts.last_mut() else {
             return;

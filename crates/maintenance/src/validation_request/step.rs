@@ -1,4 +1,4 @@
-//! What is done next for one request.
+//! Decision on the next step of a request.
 
 use jiff::{SignedDuration, Timestamp};
 use model::node::{NodeChange, NodeView};
@@ -11,55 +11,56 @@ use super::groups;
 use super::status::{Attempt, Phase, Skipped, Status, TestGroup};
 use super::{FINALIZER, GROUP, KIND, Request, VERSION};
 
-/// Why an attempt has failed, as NVSentinel names it.
+/// Reasons of failed attempts, as named by NVSentinel.
 const TEST_FAILED: &str = "TestFailed";
 const TIMED_OUT: &str = "TestTimeout";
 const NOT_READY: &str = "NodeReadinessViolation";
 const NODE_DELETED: &str = "NodeDeleted";
-/// Time for the object of an attempt to go that has ended: its pods may be on a machine that is gone.
+/// Time for the object of an ended attempt to disappear. Its pods may be on a machine that is
+/// gone.
 const GOES_WITHIN: SignedDuration = SignedDuration::from_mins(15);
 /// Longest message, in characters.
 const MAX_TEXT: usize = 500;
 
-/// What is to be done, in order; the later only if the earlier was.
+/// An action of a step. Actions are ordered; each requires the success of the previous one.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Act {
-    /// The request gets these finalizers.
+    /// Sets the finalizers of the request.
     Finalizers(Vec<String>),
-    /// A node is changed.
+    /// Changes a node of the request.
     Node(Box<NodeView>, NodeChange),
-    /// The object of an attempt is made, unless it is there.
+    /// Creates the object of an attempt, unless it exists.
     Make {
-        /// The provider.
+        /// Provider that runs the tests.
         provider: String,
-        /// The place of the group in the status, for [`refused`].
+        /// Index of the group in the status, for [`refused`].
         group: usize,
-        /// The object.
+        /// Object to create for the attempt.
         object: Value,
     },
-    /// An object is deleted.
+    /// Deletes the object of an attempt.
     Delete {
-        /// The provider.
+        /// Provider of the object.
         provider: String,
-        /// Its name.
+        /// Name of the object.
         name: String,
-        /// Its uid.
+        /// `metadata.uid` of the object.
         uid: String,
     },
-    /// The status is written.
+    /// Writes the status of the request.
     Status(Box<Status>),
 }
 
-/// The next step for a request.
+/// Next step of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
-    /// What is to be done; nothing: it waits.
+    /// Actions to take. Empty if the request waits.
     pub acts: Vec<Act>,
-    /// When time alone changes something.
+    /// Time of the next decision if nothing happens before.
     pub wake: Option<Timestamp>,
 }
 
-/// One look at a request.
+/// State of a decision about a request.
 struct Look<'a> {
     request: &'a Request,
     config: &'a ValidationConfiguration,
@@ -67,7 +68,7 @@ struct Look<'a> {
     status: Status,
 }
 
-/// Returns what is done next for a request.
+/// Returns the next step of a request.
 pub fn step(request: &Request, config: &ValidationConfiguration, around: &Around<'_>) -> Step {
     let look = Look {
         request,
@@ -78,8 +79,8 @@ pub fn step(request: &Request, config: &ValidationConfiguration, around: &Around
     look.step()
 }
 
-/// Returns the status of a request after the API server has refused the object of a group: the attempt has
-/// failed.
+/// Returns the status of a request after the API server has refused the object of a group,
+/// which fails the attempt.
 pub fn refused(
     request: &Request,
     config: &ValidationConfiguration,
@@ -120,14 +121,14 @@ impl Look<'_> {
                 self.status.start_time = Some(second(self.around.now));
                 self.write()
             }
-            // What is not known of a node would be forgotten by the end.
+            // A request that ended now would leave unknown nodes held.
             _ if !self.knows_all_nodes() => Step::default(),
             Some(Phase::Pending) => self.pending(),
             _ => self.running(),
         }
     }
 
-    /// Takes everything back that was done for a request that is being deleted.
+    /// Undoes everything for a request that is being deleted.
     fn leave(self) -> Step {
         if !self.request.finalizers.iter().any(|one| one == FINALIZER) {
             return Step::default();
@@ -141,7 +142,7 @@ impl Look<'_> {
                 .any(|one| self.is_there(self.request, group, one));
             acts.extend(attempts.filter_map(|one| self.delete(&group.provider, &one.object_name)));
         }
-        // The nodes are free once nothing of it runs on them any more.
+        // Nodes stay held until none of its tests can be running.
         if has_objects {
             return Step { acts, wake: None };
         }
@@ -154,7 +155,7 @@ impl Look<'_> {
         Step { acts, wake: None }
     }
 
-    /// Has the objects deleted of attempts that have ended.
+    /// Returns the deletions of objects whose attempts have ended.
     fn sweep(&self) -> Vec<Act> {
         let groups = self.status.test_groups.iter();
         let ended = groups.flat_map(|group| {
@@ -164,19 +165,21 @@ impl Look<'_> {
         ended.collect()
     }
 
-    /// Returns the groups with an object of an attempt that has ended and is not gone: it may still use the GPUs.
+    /// Returns the groups with an object of an ended attempt that has not disappeared, and may
+    /// still use the GPUs.
     fn lingering(&self) -> impl Iterator<Item = &TestGroup> {
         let groups = self.status.test_groups.iter();
         groups.filter(|group| self.lingers(self.request, group))
     }
 
-    /// Returns whether an object of an attempt of a group is there that has ended, of this request or another.
+    /// Returns whether an object of an ended attempt of the group still exists, for this or
+    /// another request.
     fn lingers(&self, request: &Request, group: &TestGroup) -> bool {
         let mut ended = group.attempts.iter().filter(|one| one.phase.is_over());
         ended.any(|one| self.is_there(request, group, one))
     }
 
-    /// Returns by when the first of these objects is to be gone.
+    /// Returns the earliest time limit for such an object to disappear.
     fn goes_by(&self) -> Option<Timestamp> {
         let attempts = self.lingering().flat_map(|group| {
             let ended = group.attempts.iter().filter(|one| one.phase.is_over());
@@ -186,7 +189,7 @@ impl Look<'_> {
         ends.min()
     }
 
-    /// Returns whether the object of an attempt is there, and not somebody else's.
+    /// Returns whether an attempt's object exists and belongs to the request.
     fn is_there(&self, request: &Request, group: &TestGroup, attempt: &Attempt) -> bool {
         let state = self.object(request, &group.provider, &attempt.object_name);
         !matches!(state, ObjectState::Gone | ObjectState::Foreign)
@@ -204,7 +207,7 @@ impl Look<'_> {
             self.status.message = Some("it names no test, and there is no default".to_owned());
             return self.finish(Phase::Failed);
         }
-        // A node says first for whom it is held: it is let in again by that.
+        // A node records the request before anything else, so that it is released later.
         let acts = self.change_nodes(|held| held.add(&self.request.name, &tests));
         if !acts.is_empty() {
             return Step { acts, wake: None };
@@ -213,7 +216,7 @@ impl Look<'_> {
         let mut nodes = Vec::new();
         for name in &self.request.nodes {
             match self.around.nodes.get(name) {
-                None => {} // Not reached: all are known.
+                None => {} // Not reached: all nodes are known.
                 Some(NodeState::Gone) => self.status.skipped.node(name),
                 Some(NodeState::There { view, readiness }) => {
                     if let Some(other) = self.tested_for(name, view) {
@@ -253,8 +256,9 @@ impl Look<'_> {
         Step { acts, wake: None }
     }
 
-    /// Returns the other request whose tests run on a node, or whose objects are not gone from it, by what the node
-    /// says, or by the request itself where somebody has taken that away.
+    /// Returns the other request whose tests run on a node, or whose objects still exist there.
+    /// Determined from the node's record, or from the requests themselves if another party has
+    /// removed the record.
     fn tested_for(&self, name: &str, node: &NodeView) -> Option<String> {
         let mut held = Held::read(node);
         held.keep(|name| self.around.knows(name));
@@ -272,7 +276,7 @@ impl Look<'_> {
     }
 
     fn running(mut self) -> Step {
-        // Somebody may have taken it away, and a node that was made anew says nothing.
+        // Another party may have removed the record, and a recreated node has none.
         let tests = self.tests();
         let acts = self.change_nodes(|held| {
             held.add(&self.request.name, &tests);
@@ -296,7 +300,8 @@ impl Look<'_> {
         let (running, failed) = (self.status.running(), self.status.count(Phase::Failed));
         let stays = self.goes_by().is_some_and(|by| by <= self.around.now);
         if running == 0 && stays {
-            // Nothing more can begin on its nodes, and they are not let in while it may use their GPUs.
+            // No further test can start on its nodes, which stay held while the object may use
+            // their GPUs.
             let why = self.lingering().next().map(not_gone);
             self.status.message = why;
             return self.finish(Phase::Failed);
@@ -306,7 +311,7 @@ impl Look<'_> {
             if !lingering.is_empty() {
                 return self.wait(&lingering);
             }
-            // Of nodes that are gone nothing is to be proven any more.
+            // Nothing has to be proven about nodes that are gone.
             let gone = |name| matches!(self.around.nodes.get(name), Some(NodeState::Gone));
             let fails = failed > 0 && !self.request.nodes.iter().all(gone);
             self.status.message = self.failure().filter(|_| fails);
@@ -322,7 +327,7 @@ impl Look<'_> {
         self.start()
     }
 
-    /// Looks at a group that is running.
+    /// Updates a group that is running.
     fn look_at(&self, group: &mut TestGroup, skipped: &mut Skipped) {
         let now = second(self.around.now);
         let Some(attempt) = group.attempt() else {
@@ -366,7 +371,7 @@ impl Look<'_> {
         if let Some(attempt) = group.attempts.last_mut() {
             attempt.failed_nodes = nodes;
         }
-        // Nodes that go use up no retries: they go once.
+        // Nodes that disappear use up no retries: each can do so only once.
         group.phase = if gone.is_empty() {
             after_failure(group, self.config)
         } else {
@@ -374,7 +379,7 @@ impl Look<'_> {
         };
     }
 
-    /// Returns why the request fails.
+    /// Returns the reason of the request's failure.
     fn failure(&self) -> Option<String> {
         let mut groups = self.status.test_groups.iter();
         let failed = groups.find(|group| group.phase == Phase::Failed)?;
@@ -386,7 +391,7 @@ impl Look<'_> {
         Some(short(&format!("{}: {why}", failed.name)))
     }
 
-    /// Begins the next group that can begin.
+    /// Starts the next group that can start.
     fn start(mut self) -> Step {
         let mut waits = Vec::new();
         let mut taken: Vec<String> = Vec::new();
@@ -442,7 +447,8 @@ impl Look<'_> {
         self.wait(&waits)
     }
 
-    /// Begins a group: its object is made before the status says so. Who comes after us finds it by its name.
+    /// Starts a group. The object is created before the status is written; after a crash it is
+    /// found by its name.
     fn begin(mut self, at: usize) -> Step {
         let (namespace, now) = (self.around.namespace, self.around.now);
         let Some(group) = self.status.test_groups.get_mut(at) else {
@@ -486,9 +492,10 @@ impl Look<'_> {
         Step { acts, wake: None }
     }
 
-    /// Ends the request: the nodes say so first, so nobody has to come back to it.
+    /// Ends the request. The nodes are released first, so that nobody has to return to the
+    /// request.
     fn finish(mut self, phase: Phase) -> Step {
-        // What was left out makes up for nothing that has failed.
+        // Skipped tests do not make up for an earlier failure.
         let passed = !self.status.test_groups.is_empty() && self.status.skipped.tests.is_empty();
         let mut acts = match phase {
             Phase::Succeeded => self.change_nodes(|held| held.remove(&self.request.name, passed)),
@@ -500,14 +507,14 @@ impl Look<'_> {
         Step { acts, wake: None }
     }
 
-    /// Says what is waited for.
+    /// Records what the request waits for.
     fn wait(mut self, waits: &[String]) -> Step {
         let next = self.status.test_groups.iter().filter_map(|group| {
             let provider = self.config.providers.get(&group.provider)?;
             let began = group.attempt()?.start_time;
             began.checked_add(provider.timeout).ok()
         });
-        // What was to be gone before now ends the request once no test runs.
+        // An object past its time limit ends the request once no test runs.
         let goes_by = self.goes_by().filter(|by| *by > self.around.now);
         let wake = next.chain(goes_by).min();
         self.status.message = (!waits.is_empty()).then(|| short(&waits.join("; ")));
@@ -537,7 +544,7 @@ impl Look<'_> {
         nodes.all(|name| self.around.nodes.contains_key(name))
     }
 
-    /// Returns the changes after which all its nodes say what `edit` makes of what they say now.
+    /// Returns the changes that apply `edit` to the records on all nodes of the request.
     fn change_nodes(&self, edit: impl Fn(&mut Held)) -> Vec<Act> {
         let nodes = self.request.nodes.iter();
         let changed = nodes.filter_map(|name| match self.around.nodes.get(name)? {
@@ -562,7 +569,7 @@ impl Look<'_> {
         group.nodes.iter().filter(is_gone).cloned().collect()
     }
 
-    /// Returns the nodes of a group that are there.
+    /// Returns the existing nodes of a group with their readiness.
     fn states<'b>(
         &'b self,
         group: &'b TestGroup,
@@ -576,7 +583,7 @@ impl Look<'_> {
             })
     }
 
-    /// Returns the first node of a group for which a criterion does not hold, and says so.
+    /// Returns the first node of a group whose criteria do not hold, and the reason.
     fn not_ready<'b>(&'b self, group: &'b TestGroup) -> Option<(&'b str, String)> {
         let mut states = self.states(group);
         states.find_map(|(name, readiness)| match readiness {
@@ -608,7 +615,8 @@ impl Look<'_> {
         }
     }
 
-    /// Returns the deletion of an object that is its own and is not being deleted.
+    /// Returns the deletion of an object, if it belongs to the request and is not being deleted
+    /// yet.
     fn delete(&self, provider: &str, name: &str) -> Option<Act> {
         let key = (provider.to_owned(), name.to_owned());
         let metadata = self.around.objects.get(&key)?.get("metadata")?;
@@ -656,7 +664,7 @@ fn after_failure(group: &TestGroup, config: &ValidationConfiguration) -> Phase {
     }
 }
 
-/// Returns a time as objects have it: a whole second.
+/// Returns a time truncated to whole seconds, the precision of Kubernetes.
 fn second(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second()).unwrap_or(at)
 }

@@ -1,4 +1,5 @@
-//! Requests in a small world: nodes, objects and statuses that acts change, as the API server would.
+//! Simulated cluster with nodes, objects and requests, which carries out actions like the API
+//! server.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,15 +79,15 @@ struct World {
     requests: BTreeMap<String, Value>,
     objects: BTreeMap<(String, String), Value>,
     now: Timestamp,
-    /// How many objects were made.
+    /// Number of created objects.
     made: usize,
-    /// The reason for which the API server takes no object.
+    /// Reason of the API server to refuse all objects.
     refuses: Option<&'static str>,
-    /// True if no node has been seen since the process was started.
+    /// True if no node has been observed since the start of the process.
     has_just_begun: bool,
-    /// True if objects that are deleted stay until somebody ends them.
+    /// True if deleted objects stay until they are finished explicitly.
     lingers: bool,
-    /// Requests that cannot be read.
+    /// Names of malformed requests.
     unreadable: BTreeSet<String>,
 }
 
@@ -233,7 +234,7 @@ impl World {
         });
     }
 
-    /// Carries all out until nothing is left to do; after so many acts it is as if the process was ended.
+    /// Carries out actions until none is left, with a crash after `crash_after` of them.
     fn run(&mut self, mut crash_after: usize) {
         for _ in 0..1000 {
             let names: Vec<String> = self.requests.keys().cloned().collect();
@@ -242,7 +243,7 @@ impl World {
                 for act in self.step(&name).acts {
                     acted = true;
                     if crash_after == 0 {
-                        // The rest of the acts of this step is lost.
+                        // The remaining actions of this step are lost.
                         (crash_after, self.has_just_begun) = (usize::MAX, true);
                         break;
                     }
@@ -265,7 +266,7 @@ impl World {
         panic!("it acts for ever: {:#?}", self.requests);
     }
 
-    /// Checks what holds at any time.
+    /// Checks the invariants of all requests.
     fn check(&self) {
         let mut busy = Vec::new();
         let mut groups = 0;
@@ -284,12 +285,12 @@ impl World {
         assert_eq!(busy.len(), all, "two groups share a node");
     }
 
-    /// Has each object say its end.
+    /// Finishes all objects with this result.
     fn end(&mut self, passes: bool) {
         self.end_some(passes, usize::MAX);
     }
 
-    /// Has the tests of some objects end.
+    /// Finishes the tests of some objects.
     fn end_some(&mut self, passes: bool, most: usize) {
         for ((provider, _), object) in self.objects.iter_mut().take(most) {
             let (kind, status) = match (provider.as_str(), passes) {
@@ -309,7 +310,7 @@ impl World {
         object["metadata"]["deletionTimestamp"] = json!(at);
     }
 
-    /// Returns cordon, taints, and what the node says of requests.
+    /// Returns the cordon, the taints and the record of requests on the node.
     fn node(&self, name: &str) -> (bool, usize, Option<&str>) {
         let node = &self.nodes[name];
         (
@@ -404,7 +405,7 @@ fn what_fails_is_tried_again_and_holds_its_nodes_until_it_passes() {
     assert_eq!(last.message.as_deref(), Some("R: said"));
     assert_eq!(world.node("a"), (true, 2, Some("validation-failed")));
     assert!(world.objects.is_empty());
-    // Other tests do not make up for it; the same ones do.
+    // Other tests do not make up for the failure; the same tests do.
     world.ask("s", &["a"], &["loopback"]);
     world.run(usize::MAX);
     world.end(true);
@@ -459,7 +460,7 @@ fn a_node_that_is_gone_is_left_out() {
     assert_eq!(world.status("r").skipped.nodes, ["c"]);
     world.nodes.remove("b");
     world.run(usize::MAX);
-    // One test has too few nodes and may not be left out.
+    // One test has too few nodes and is mandatory.
     let status = world.status("r");
     assert_eq!(status.phase, Some(Phase::Failed));
     let why = "allreduce-strict-group-1: b is gone";
@@ -467,7 +468,7 @@ fn a_node_that_is_gone_is_left_out() {
     let reason = &status.test_groups[0].attempts[0].failure_reason;
     assert_eq!(reason.as_deref(), Some("NodeDeleted"));
     assert_eq!(status.skipped.tests, ["allreduce"]);
-    // A test of each node alone goes on with the others, and needs no retry for it.
+    // A test of single nodes continues with the others, without a retry.
     let mut world = World::new(&["a", "b", "c"]);
     world.ask("r", &["a", "b", "c"], &["diag"]);
     world.run(usize::MAX);
@@ -480,7 +481,7 @@ fn a_node_that_is_gone_is_left_out() {
     assert_eq!(status.phase, Some(Phase::Succeeded), "{status:#?}");
     assert_eq!(status.skipped.nodes, ["a", "c"]);
     assert_eq!(world.node("b"), LET_IN);
-    // Of nodes that are all gone nothing is to be proven.
+    // Nothing has to be proven if all nodes are gone.
     let mut world = World::new(&["a"]);
     world.ask("r", &["a"], &["diag"]);
     world.run(usize::MAX);
@@ -501,7 +502,7 @@ fn a_quarantined_node_is_let_in_by_the_end_of_its_quarantine() {
     world.end(true);
     world.run(usize::MAX);
     assert_eq!(world.status("r").phase, Some(Phase::Succeeded));
-    // The cordon is the quarantine's now, and no earlier one.
+    // The cordon now belongs to the quarantine, not to an earlier cordon.
     assert_eq!(world.node("a"), (true, 1, None));
     let annotations = &world.nodes["a"]["metadata"]["annotations"];
     assert_eq!(annotations["quarantineHealthEventIsCordoned"], "True");
@@ -517,7 +518,7 @@ fn what_a_node_says_may_be_taken_away_and_no_two_requests_test_it() {
     world.run(usize::MAX);
     let annotations = &mut world.nodes.get_mut("a").unwrap()["metadata"]["annotations"];
     *annotations = json!({});
-    // It is looked at before the other one can say anew that it tests the node.
+    // Evaluated before the other request can record again that it tests the node.
     for _ in 0..5 {
         for act in world.step("an-older-one").acts {
             world.carry_out("an-older-one", &act);
@@ -558,7 +559,7 @@ fn a_request_that_is_deleted_leaves_nothing_behind() {
     world.run(usize::MAX);
     assert!(!world.requests.contains_key("r"));
     assert_eq!(world.node("a"), LET_IN);
-    // The other one has its turn.
+    // The other request comes next.
     assert_eq!(world.node("b").2, Some("validating"));
     assert_eq!(world.status("s").phase, Some(Phase::Running));
     world.delete("s");
@@ -573,7 +574,7 @@ fn wherever_it_is_ended_it_goes_on_and_tests_nothing_twice() {
         let mut world = World::new(&["a", "b"]);
         world.ask("r", &["a", "b"], &["diag", "loopback"]);
         for end in 0..4 {
-            // The crash comes in each of the runs once.
+            // A crash happens once in each of the runs.
             world.run(if end == crash % 4 {
                 crash / 4
             } else {
@@ -595,7 +596,8 @@ fn wherever_it_is_ended_it_goes_on_and_tests_nothing_twice() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever happens, each request ends once tests pass, and no node stays held by one that has passed.
+    /// Under arbitrary events, each request ends once tests pass, and no node stays held by a
+    /// passed request.
     #[test]
     fn whatever_happens_it_ends(
         acts in prop::collection::vec((0..7_u8, 0..30_usize), 1..30)

@@ -1,4 +1,4 @@
-//! What is not done: wrong files, tests that cannot run, objects of others, and what has to wait.
+//! Refusals: invalid files, tests that cannot run, objects of others, and conflicts.
 
 use super::*;
 
@@ -44,7 +44,7 @@ fn what_still_ends_is_waited_for() {
     world.lingers = true;
     world.ask("r", &["a"], &["diag", "loopback"]);
     world.run(usize::MAX);
-    // The same group again, another one of the node, and the end.
+    // A retry of the group, another group of the node, and the end.
     for (before, passes) in [false, true, true].into_iter().enumerate() {
         assert_eq!(world.made, before + 1);
         world.end(passes);
@@ -85,7 +85,7 @@ fn a_test_that_was_left_out_makes_up_for_nothing() {
     world.run(usize::MAX);
     assert_eq!(world.status("r").phase, Some(Phase::Succeeded));
     assert_eq!(world.node("a").2, Some("validation-failed"));
-    // It is there, and cannot be read: it holds its node on.
+    // A malformed request still holds its node.
     world.requests.remove("f");
     world.unreadable.insert("f".to_owned());
     world.ask("q", &["a"], &["loopback"]);
@@ -93,7 +93,7 @@ fn a_test_that_was_left_out_makes_up_for_nothing() {
     world.end(true);
     world.run(usize::MAX);
     assert_eq!(world.node("a").2, Some("validation-failed"));
-    // Somebody takes its finalizer away: the next request finds a name of nobody.
+    // Another party removes its finalizer: the next request finds a record without a request.
     world.unreadable.clear();
     world.ask("s", &["a"], &["loopback"]);
     world.run(usize::MAX);

@@ -1,4 +1,4 @@
-//! Several requests, and objects that stay.
+//! Several requests, and objects that do not disappear.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn a_request_that_waits_holds_its_node_whatever_becomes_of_another() {
         let mut world = World::new(&["a", "b"]);
         world.ask("r", &["a"], &["diag"]);
         world.run(usize::MAX);
-        // The same tests: it waits for a node that is not ready.
+        // A request for the same tests, which waits for a node that is not ready.
         world.nodes.get_mut("b").unwrap()["status"] = json!({});
         world.ask("s", &["a", "b"], &["diag"]);
         world.run(usize::MAX);
@@ -41,7 +41,8 @@ fn a_request_that_waits_holds_its_node_whatever_becomes_of_another() {
     }
 }
 
-/// Groups that need not end together: the object of one is not gone in time, and the other's test runs.
+/// Groups may end at different times: the object of one does not disappear in time while the
+/// other's test runs.
 #[test]
 fn while_a_test_runs_what_does_not_go_is_not_looked_at_again_and_again() {
     let mut world = World::new(&["a", "b"]);
@@ -69,7 +70,7 @@ fn what_does_not_go_once_its_test_has_ended_fails_its_request() {
         world.lingers = true;
         world.end(passes);
         world.run(usize::MAX);
-        // Its pods may still use the GPUs: it is waited for, but not for ever.
+        // The object's pods may still use the GPUs, so the request waits for a limited time.
         let status = world.status("r");
         assert_eq!(status.phase, Some(Phase::Running));
         let waits = status.message.unwrap();
@@ -81,7 +82,7 @@ fn what_does_not_go_once_its_test_has_ended_fails_its_request() {
         assert_eq!(world.status("r").phase, Some(Phase::Failed), "{passes}");
         assert_eq!(world.status("r").message, Some(waits));
         assert_eq!(world.node("a"), (true, 2, Some("validation-failed")));
-        // Nothing else begins there until it is gone.
+        // No other test starts there until the object is gone.
         world.ask("s", &["a"], &[]);
         world.run(usize::MAX);
         let waits = Some("a is tested for r".to_owned());
