@@ -1,7 +1,8 @@
-//! When a resource that has ended is deleted: a time to live after its end.
+//! Deletion of ended resources after a time to live.
 //!
-//! Annotations of the resource say otherwise: `ttl` (a duration as Go writes it; zero, or what is none,
-//! keeps it), `expiry` (when it is deleted, which is also written at its end) and `preserve`.
+//! Annotations of the resource override the default: `ttl` (a duration in Go's format; zero or
+//! an invalid one keeps the resource), `expiry` (the time of deletion, which is also written at
+//! the end) and `preserve`.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -9,10 +10,10 @@ use super::Resource;
 
 const TTL: &str = "nvsentinel.nvidia.com/ttl";
 const PRESERVE: &str = "nvsentinel.nvidia.com/preserve";
-/// The annotation that says when a resource is deleted.
+/// Annotation with the time of deletion.
 pub const EXPIRY: &str = "nvsentinel.nvidia.com/expiry";
 
-/// The annotations about how long a resource is kept.
+/// Annotations about the lifetime of a resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keep {
     ttl: Option<String>,
@@ -20,12 +21,12 @@ pub(super) struct Keep {
     preserve: bool,
 }
 
-/// What is done about a resource that has ended.
+/// Action for a resource that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expiry {
-    /// [`EXPIRY`] becomes this.
+    /// Set the annotation [`EXPIRY`] to this value.
     Say(String),
-    /// It is deleted, if it has this uid.
+    /// Delete the resource, if it has this uid.
     Delete(String),
 }
 
@@ -44,9 +45,10 @@ impl Keep {
 // === impl Resource ===
 
 impl Resource {
-    /// Returns when it is to be deleted; `None`: it has not ended, or is kept.
+    /// Returns the time of deletion. `None` if the resource has not ended, or is kept.
     ///
-    /// An `expiry` before its end counts as none: NVSentinel counts from when it first sees a resource.
+    /// An `expiry` before the end counts as absent: NVSentinel computes one when it first
+    /// observes a resource.
     pub(crate) fn due(&self, default: Option<SignedDuration>) -> Option<Timestamp> {
         let keep = &self.keep;
         if keep.preserve || self.deleted_at.is_some() {
@@ -65,7 +67,7 @@ impl Resource {
         end.checked_add(ttl).ok()
     }
 
-    /// Returns what is done about it now where it is due then.
+    /// Returns the action for a resource that is to be deleted at `due`.
     pub(crate) fn expiry(&self, due: Timestamp, now: Timestamp) -> Option<Expiry> {
         if due <= now {
             return Some(Expiry::Delete(self.uid.clone()));

@@ -1,15 +1,16 @@
-//! A `GPUReset`, step by step: services that hold GPUs open are stopped, a Job resets the GPUs, or a provider
-//! does, and the services are put back.
+//! The steps of a `GPUReset`: stop the services that hold GPUs open, reset the GPUs by a Job or
+//! a provider, and restore the services.
 //!
-//! [`decide`] is pure: what is done next follows from the status of the request, from the node and from the
-//! Job or the provider, so a crash between any two effects changes nothing. What was stopped stands on the node from the
-//! patch on that stops it (`services.rs`), and every way out puts it back: success, failure, a deadline, the
-//! deletion of the request (by its finalizer), and its disappearance ([`left_behind`]).
+//! [`decide`] is pure. The next action follows from the status of the request, the node, and
+//! the Job or provider, so a crash between two actions is harmless. Stopped services are
+//! recorded on the node by the patch that stops them (`services.rs`). Every end restores them:
+//! success, failure, a deadline, the deletion of the request (through its finalizer), and its
+//! disappearance ([`left_behind`]).
 //!
 //! ```text
 //! Ready -> ServicesTornDown -> ResetJobCreated -> ResetJobCompleted -> ServicesRestored -> Complete
-//!    \____________\_________________\____________________\_____ a failure: the Job is stopped, the
-//!                                                               services are put back, Complete=False
+//!    \____________\_________________\____________________\_____ failure: the Job is stopped, the
+//!                                                               services are restored, Complete=False
 //! ```
 
 use jiff::{SignedDuration, Timestamp};
@@ -29,7 +30,7 @@ pub use job::{Gpus, job, job_name};
 pub use seen::{ResetSeen, ResetState};
 pub use services::{SERVICES, Service, ServicePod, Stopped};
 
-/// The condition that is true once GPUs are reset and services run.
+/// Condition that is true once GPUs are reset and services run.
 pub const COMPLETE: &str = "Complete";
 const READY: &str = "Ready";
 const TORN_DOWN: &str = "ServicesTornDown";
@@ -38,54 +39,57 @@ const JOB_COMPLETED: &str = "ResetJobCompleted";
 const RESTORED: &str = "ServicesRestored";
 const TERMINATING: &str = "Terminating";
 
-/// The steps, in their order: one whose condition is false has failed.
+/// Steps in their order. A step whose condition is false has failed.
 const STEPS: [&str; 5] = [READY, TORN_DOWN, JOB_CREATED, JOB_COMPLETED, RESTORED];
 
-/// Reasons of a failure, our own: the provider has refused the signal for now, and too often or too long;
+/// Reason of a failure, defined by gpuwarden: the provider has refused the signal for now, and
+/// too often or for too long.
 const NOT_TAKEN: &str = "ResetSignalNotTaken";
-/// nobody knows whether it has taken it;
+/// Reason of a failure: unknown whether the provider accepted the signal.
 const UNCLEAR: &str = "ResetSignalUnclear";
-/// and nobody knows how its reset has ended.
+/// Reason of a failure: the provider's reset has no known result.
 const TIMED_OUT: &str = "ResetTimeoutExceeded";
-/// The reset has succeeded, and nobody can see whether the services are ready again.
+/// Reason of a failure: the reset succeeded, but the services' pods cannot be observed.
 const UNSEEN: &str = "RestoredServicesUnknown";
 
-/// Time for the pods of stopped services to go. NVSentinel's.
+/// Time for the pods of stopped services to disappear, as in NVSentinel.
 const GONE_WITHIN: SignedDuration = SignedDuration::from_mins(5);
-/// Time for them to be ready again. NVSentinel's.
+/// Time for services to be ready again, as in NVSentinel.
 const READY_WITHIN: SignedDuration = SignedDuration::from_mins(10);
-/// Time after the deadline of a Job, or of a provider's reset, in which it is to be heard of.
+/// Time after the deadline of a Job or a provider's reset for its result to be observed.
 const JOB_SLACK: SignedDuration = SignedDuration::from_mins(2);
-/// Time for a process that has just begun to read pods and Jobs: a time that is over says nothing before.
+/// Time for a newly started process to observe pods and Jobs. Deadlines do not expire before.
 const READ_WITHIN: SignedDuration = SignedDuration::from_mins(5);
-/// Time for a Job to go that is stopped: the pods of a node that is gone never do.
+/// Time for a stopped Job to disappear. The pods on a node that is gone never do.
 const STOPS_WITHIN: SignedDuration = SignedDuration::from_mins(2);
 
-/// How GPUs are reset in this cluster.
+/// Settings for GPU resets in this cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResetSettings {
-    /// False: nothing holds the GPUs open that is to be stopped.
+    /// True if services hold GPUs open and have to be stopped.
     pub services: bool,
-    /// Time in which a reset is to be begun.
+    /// Time limit for the start of a reset.
     pub timeout: SignedDuration,
     /// Namespace of the Job.
     pub namespace: String,
-    /// Image of the Job.
+    /// Container image of the Job.
     pub image: String,
-    /// Secrets with which it is pulled.
+    /// Names of the image pull secrets.
     pub pull_secrets: Vec<String>,
     /// Runtime class of the Job's pod.
     pub runtime_class: Option<String>,
-    /// Resources of its container, as Kubernetes has them.
+    /// Resources of the container, in Kubernetes' format.
     pub resources: Value,
-    /// True if the reset is written to the log of the machine, where it gives the GPU back.
+    /// True if the Job writes a line to the machine's log when a GPU has recovered by the
+    /// reset.
     pub write_log: bool,
 }
 
 // === impl ResetSettings ===
 
 impl ResetSettings {
-    /// Returns the settings of whoever only makes the Job, of this image: the services are another's to stop.
+    /// Returns settings for a caller that only creates the Job with this image and does not
+    /// stop services.
     pub fn of_job(image: &str) -> Self {
         Self {
             services: false,
@@ -100,43 +104,44 @@ impl ResetSettings {
     }
 }
 
-/// A request to be decided about.
+/// Input of a decision about a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
-    /// The request.
+    /// Request to decide about.
     pub request: &'a Resource,
-    /// Its node; `None`: the cluster has none of this name.
+    /// Node of the request. `None` if the cluster has no node of this name.
     pub node: Option<&'a NodeView>,
-    /// The pods of services on it; `None`: they could not be read yet.
+    /// Pods of services on the node. `None` until they have been read.
     pub pods: Option<&'a [ServicePod]>,
-    /// The reset of the request.
+    /// Observed state of the reset.
     pub reset: &'a ResetSeen,
-    /// True if a provider carries it out, and no Job.
+    /// True if a provider carries out the reset instead of a Job.
     pub by_provider: bool,
-    /// What is at work on the node before it, such as another request; `None`: it is its turn.
+    /// Other work on the node that comes first, such as another request. `None` if the request
+    /// may proceed.
     pub before: Option<&'a str>,
-    /// True if the configuration says that the node is left alone.
+    /// True if the configuration excludes the node.
     pub excluded: bool,
-    /// How GPUs are reset.
+    /// Settings for GPU resets.
     pub settings: &'a ResetSettings,
-    /// Since when this process looks.
+    /// Start of this process's observation.
     pub looks_since: Timestamp,
-    /// The time.
+    /// Time of the decision.
     pub now: Timestamp,
 }
 
-/// What is to be done now: at most one thing.
+/// Decision about a request, with at most one action.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// What is done.
+    /// Action to take now.
     pub act: Option<Act>,
-    /// When to ask again even if nothing happens.
+    /// Time of the next decision if nothing happens before.
     pub wake: Option<Timestamp>,
-    /// What is awaited, for people.
+    /// Condition that the request waits for, in words for people.
     pub awaits: String,
 }
 
-/// Decides what is done next about a request.
+/// Decides on the next action for a request.
 pub fn decide(case: &Case<'_>) -> Decision {
     let Case { request, now, .. } = *case;
     let status = &request.status;
@@ -147,7 +152,7 @@ pub fn decide(case: &Case<'_>) -> Decision {
         if let Some((stopped, node)) = case.stopped().zip(case.node) {
             return Decision::now(Act::Node(stopped.put_back(node, false)));
         }
-        // Nothing is left to be undone: whoever deletes it waits for nobody.
+        // Nothing is left to undo, so the deletion of the resource need not wait.
         return Decision {
             act: request.has_finalizer().then_some(Act::Finalizer(false)),
             ..Decision::default()
@@ -184,41 +189,41 @@ pub fn decide(case: &Case<'_>) -> Decision {
     case.restore(node)
 }
 
-/// Returns the change that puts services back that a request has stopped which is not there any more.
-/// `exists`: whether there is a request of this uid.
+/// Returns the change that restores the services stopped for a request that no longer exists.
+/// `exists` returns whether there is a request with a uid.
 pub fn left_behind(node: &NodeView, exists: impl Fn(&str) -> bool) -> Option<NodeChange> {
     let stopped = Stopped::read(node)?;
     (!exists(&stopped.uid)).then(|| stopped.put_back(node, false))
 }
 
-/// Returns whether the GPUs are reset.
+/// Returns whether the GPUs have been reset.
 pub(crate) fn is_reset(request: &Resource) -> bool {
     request.status.is_true(JOB_COMPLETED)
 }
 
-/// Returns whether a request is under way.
+/// Returns whether a request is in progress.
 pub(crate) fn is_active(request: &Resource) -> bool {
     request.status.is_true(READY) && request.status.completion.is_none()
 }
 
-/// Returns whether a request is at work on its node.
+/// Returns whether a request is working on its node.
 pub(crate) fn holds(request: &Resource, node: Option<&NodeView>) -> bool {
     let stopped = node.and_then(Stopped::read);
     is_active(request) || stopped.is_some_and(|stopped| stopped.uid == request.uid)
 }
 
-/// Returns the reason of the failure of a request, where it has ended so.
+/// Returns the reason of the failure, if the request ended in one.
 pub(crate) fn failure(request: &Resource) -> Option<String> {
     let complete = request.status.condition(COMPLETE)?;
     (complete.status == "False").then(|| complete.reason.clone())
 }
 
-/// Returns how a request ends whose failure has this reason.
+/// Returns the reason of `AttemptComplete` for a failure.
 fn outcome(reason: &str) -> Outcome {
     match reason {
         NOT_TAKEN => Outcome::TransientFailure,
         UNCLEAR | TIMED_OUT | UNSEEN => Outcome::AmbiguousFailure,
-        // A reboot is tried next: what stopped the reset is not in its way.
+        // A reboot comes next, and is not affected by the failure of the reset.
         _ => Outcome::PermanentFailure,
     }
 }
@@ -226,7 +231,7 @@ fn outcome(reason: &str) -> Outcome {
 // === impl Case ===
 
 impl Case<'_> {
-    /// Returns what this request has stopped.
+    /// Returns the record of the services stopped by this request.
     fn stopped(&self) -> Option<Stopped> {
         let stopped = Stopped::read(self.node?)?;
         (stopped.uid == self.request.uid).then_some(stopped)
@@ -236,12 +241,12 @@ impl Case<'_> {
         let mut next = self.request.status.clone();
         change(&mut next);
         if next == self.request.status {
-            return Decision::default(); // Said already.
+            return Decision::default(); // The status is already written.
         }
         Decision::now(Act::Status(Box::new(next)))
     }
 
-    /// Says in the status that a step goes on, and then waits until a time.
+    /// Records in the status that a step is in progress, and waits until a time.
     fn waits(&self, kind: &str, reason: &str, why: &str, until: Option<Timestamp>) -> Decision {
         let mut decision = self.status(|next| next.set(kind, "Unknown", reason, why, self.now));
         decision.wake = until;
@@ -253,7 +258,7 @@ impl Case<'_> {
         self.status(|next| next.set(kind, "False", reason, why, self.now))
     }
 
-    /// Waits for its turn, and for others to let go of the node.
+    /// Starts the request once no other work on the node comes first.
     fn begin(&self, node: &NodeView) -> Decision {
         let seen = self.request.status.since(READY).unwrap_or(self.now);
         if !self.request.is_permitted(node) {
@@ -273,7 +278,7 @@ impl Case<'_> {
         let waits = self.request.waits_for_session(node);
         let Some(why) = before.or_else(|| waits.then(|| NOT_OUT.to_owned())) else {
             return self.status(|next| {
-                // Its time begins with its turn, and not when it was seen.
+                // The time limit counts from here, not from the creation of the request.
                 next.start = Some(self.now);
                 "InProgress".clone_into(&mut next.phase);
                 next.set(READY, "True", "ReadyForReset", "", self.now);
@@ -285,7 +290,7 @@ impl Case<'_> {
         self.waits(READY, "ResourceContention", &why, Some(until))
     }
 
-    /// Stops the services that hold GPUs open; again, where somebody has started one.
+    /// Stops the services that hold GPUs open, including those restarted since.
     fn tear_down(&self, node: &NodeView) -> Decision {
         let done = |reason: &str, text: &str| {
             self.status(|next| next.set(TORN_DOWN, "True", reason, text, self.now))
@@ -315,7 +320,7 @@ impl Case<'_> {
         self.waits(TORN_DOWN, "TearingDownServices", &why, Some(until))
     }
 
-    /// Waits until the pods of services can be read; a step for which they never can has failed.
+    /// Waits until the service pods can be read. The step fails if they cannot be read in time.
     fn waits_for_pods(&self, step: &str, until: Timestamp) -> Decision {
         let until = self.at_least_read(until);
         let what = "the pods of services";
@@ -339,12 +344,12 @@ impl Case<'_> {
         services::stop(node, pods, before.as_ref(), whose, self.now).map(Act::Node)
     }
 
-    /// Has the GPUs reset.
+    /// Starts and follows the reset of the GPUs.
     fn reset(&self, node: &NodeView) -> Decision {
         let created = self.request.status.is_true(JOB_CREATED);
         if self.settings.services {
             match self.pods {
-                // Somebody has started a service in between: it would hold the GPUs open.
+                // A service that was restarted in between would hold the GPUs open.
                 Some(pods) => {
                     if let Some(act) = self.stop(node, pods) {
                         return Decision::now(act);
@@ -405,7 +410,7 @@ impl Case<'_> {
         }
     }
 
-    /// Returns the reset itself, for people.
+    /// Returns a name of the reset for people.
     fn what(&self) -> String {
         if self.by_provider {
             return "the reset by the provider".to_owned();
@@ -413,13 +418,14 @@ impl Case<'_> {
         format!("Job {}", job_name(&self.request.name))
     }
 
-    /// Returns when a reset has to be on its way.
+    /// Returns the latest time for the reset to start.
     fn last_moment(&self) -> Timestamp {
         let start = self.request.status.start.unwrap_or(self.now);
         later(later(start, self.settings.timeout), GONE_WITHIN)
     }
 
-    /// Returns until when a reset that cannot be read is waited for: no longer than for one that can be.
+    /// Returns the time limit for a reset that cannot be observed, which is that of one that
+    /// can.
     fn unseen_until(&self) -> Timestamp {
         let begun = self.request.status.since(JOB_CREATED);
         begun.map_or_else(
@@ -428,12 +434,12 @@ impl Case<'_> {
         )
     }
 
-    /// Returns until when something is waited for that cannot be read.
+    /// Extends a time limit such that a newly started process can observe the cluster first.
     fn at_least_read(&self, until: Timestamp) -> Timestamp {
         until.max(later(self.looks_since, READ_WITHIN))
     }
 
-    /// Returns the time that a reset has, and the reason where it takes longer.
+    /// Returns the time limit of a reset, and the reason of exceeding it.
     fn limit(&self) -> (SignedDuration, &'static str) {
         if self.by_provider {
             (self.settings.timeout, TIMED_OUT)
@@ -445,7 +451,7 @@ impl Case<'_> {
         }
     }
 
-    /// Has the Job made, or the signal sent, unless it is too late for that.
+    /// Creates the Job or sends the signal, unless the time limit is exceeded.
     fn make(&self, node: &NodeView) -> Decision {
         if !self.request.is_permitted(node) {
             return self.fails(JOB_CREATED, SESSION_ENDED, ITS_SESSION_HAS_ENDED);
@@ -474,7 +480,7 @@ impl Case<'_> {
         }
     }
 
-    /// Watches a reset that is on its way.
+    /// Follows a reset that has started.
     fn watch(&self, state: &ResetState) -> Decision {
         let what = self.what();
         match state {
@@ -501,7 +507,7 @@ impl Case<'_> {
         }
     }
 
-    /// Puts the services back after a reset, waits for them, and ends.
+    /// Restores the services after a reset, waits for them, and ends the request.
     fn restore(&self, node: &NodeView) -> Decision {
         let Some(stopped) = self.stopped() else {
             return self.end(None);
@@ -529,7 +535,8 @@ impl Case<'_> {
         self.waits(RESTORED, "RestoringServices", &why, Some(until))
     }
 
-    /// Ends after a failure: the Job is stopped and the services are put back first.
+    /// Ends the request after a failure. The Job is stopped and the services are restored
+    /// first.
     fn fail_after(&self, step: &'static str) -> Decision {
         let status = &self.request.status;
         let failed_at = status.since(step).unwrap_or(self.now);
@@ -542,8 +549,8 @@ impl Case<'_> {
         })
     }
 
-    /// Returns what is still to be undone. A Job that does not go is waited for until a time, and so is a
-    /// provider, which nobody can stop.
+    /// Returns the next action to undo what was done. Waits until a time for a Job that does
+    /// not disappear, and for a provider, whose reset cannot be stopped.
     fn undo(&self, until: Timestamp) -> Option<Decision> {
         let waits = self.now < until && self.node.is_some();
         let awaits = match self.reset {
@@ -585,7 +592,7 @@ impl Case<'_> {
         })
     }
 
-    /// Undoes everything, and lets the request go.
+    /// Undoes everything and removes the finalizer.
     fn delete(&self, since: Timestamp) -> Decision {
         if !self.request.has_finalizer() {
             return Decision::default();

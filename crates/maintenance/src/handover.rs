@@ -1,8 +1,9 @@
-//! Nodes in the hands of an external system: an `ExternalRemediationRequest`, step by step.
+//! Hand-over of nodes to an external system: the steps of an `ExternalRemediationRequest`.
 //!
-//! The node says so by a label and a taint, which one patch sets and one takes back. What the label was before
-//! stands on the node from that patch on. While a node is handed over, nothing new is done to it here: it is
-//! not taken out of service, no pod leaves, no repair begins ([`NodeView::is_handed_over`]). It is given back as ever.
+//! A label and a taint mark a handed-over node. One patch sets both, and another removes them.
+//! The first patch also records the label's previous value on the node. While a node is handed
+//! over, gpuwarden starts nothing new on it: no quarantine, drain or remediation
+//! ([`NodeView::is_handed_over`]). The node still returns to service as usual.
 
 use contract::keys;
 use jiff::Timestamp;
@@ -14,55 +15,55 @@ use serde_json::Value;
 
 use crate::{Act, ITS_SESSION_HAS_ENDED, Resource, SESSION_ENDED, SESSION_SEEN_WITHIN, Status};
 
-/// The condition that is true once the node is handed over.
+/// Condition that is true once the node is handed over.
 pub const RELEASED: &str = "NVSentinelOwnershipReleased";
-/// Said of what is not known yet.
+/// Reason of a condition without a result yet.
 const INITIALIZING: &str = "Initializing";
 
-/// What has become of a request, for metrics and Events.
+/// Progress of a request, for metrics and Events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// It is new.
+    /// The request is new.
     Created,
-    /// The node is handed over, or there is no such node.
+    /// The node is handed over, or does not exist.
     Released,
-    /// The external system has put it aside.
+    /// The external system has put the request aside.
     Parked,
     /// The external system is done, and the node is taken back.
     Closed,
 }
 
-/// What the node says of the request for which it is handed over.
+/// Record of the hand-over in an annotation of the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Mark {
     request: String,
     uid: String,
-    /// The label before; `None`: there was none.
+    /// Previous value of the label. `None` if the node had no such label.
     managed: Option<String>,
 }
 
-/// A request to be decided about.
+/// Input of a decision about a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
-    /// The request.
+    /// Request to decide about.
     pub request: &'a Resource,
-    /// Its node; `None`: the cluster has none of this name.
+    /// Node of the request. `None` if the cluster has no node of this name.
     pub node: Option<&'a NodeView>,
-    /// What is at work on the node before it; `None`: it is its turn.
+    /// Other work on the node that comes first. `None` if the request may proceed.
     pub before: Option<&'a str>,
-    /// True if the configuration says that the node is left alone.
+    /// True if the configuration excludes the node.
     pub excluded: bool,
-    /// The time.
+    /// Time of the decision.
     pub now: Timestamp,
 }
 
-/// Returns when to decide about a request again even if nothing happens.
+/// Returns the time of the next decision if nothing happens before.
 pub(crate) fn wake_at(request: &Resource) -> Option<Timestamp> {
-    // The node may tell until then that its session permits it.
+    // Until then the node may still show the session that permits the request.
     (request.attempt.is_some()).then(|| later(request.created, SESSION_SEEN_WITHIN))
 }
 
-/// Decides what is done next about a request: at most one thing.
+/// Decides on the next action for a request, at most one.
 pub fn decide(case: &Case<'_>) -> Option<Act> {
     let Case { request, now, .. } = *case;
     let status = &request.status;
@@ -88,7 +89,7 @@ pub fn decide(case: &Case<'_>) -> Option<Act> {
         return (case.take_back()).or_else(|| case.status(|next| next.completion = Some(now)));
     }
     if status.is_true(RELEASED) {
-        return None; // The external system has it; also where that has put it aside.
+        return None; // The external system has the node, even if it has put the request aside.
     }
     let ends = |reason: &str, text: &str| {
         case.status(|next| {
@@ -130,14 +131,15 @@ pub fn decide(case: &Case<'_>) -> Option<Act> {
     Some(Act::Node(hand_over(request, node)))
 }
 
-/// Returns the change that takes a node back whose request is not there any more. `exists`: whether there is
-/// a request of this uid.
+/// Returns the change that takes back a node whose request no longer exists. `exists` returns
+/// whether there is a request with a uid.
 pub fn left_behind(node: &NodeView, exists: impl Fn(&str) -> bool) -> Option<NodeChange> {
     let mark = Mark::read(node)?;
     (!exists(&mark.uid)).then(|| take_back(node, &mark.request, Some(&mark)))
 }
 
-/// Returns the change that takes the label and the taint of a request away, but what somebody has changed.
+/// Returns the change that removes the label and the taint of a request, except where another
+/// party has changed them.
 fn take_back(node: &NodeView, request: &str, mark: Option<&Mark>) -> NodeChange {
     let mut change = NodeChange::default();
     let taint = taint(request);
@@ -146,7 +148,7 @@ fn take_back(node: &NodeView, request: &str, mark: Option<&Mark>) -> NodeChange 
     }
     let label = node.labels.get(keys::HANDED_OVER_LABEL);
     let ours = label.is_some_and(|value| value == NOT_MANAGED);
-    // Also one that stays: the change holds only where it still is what was seen.
+    // Includes an unchanged label, so that the patch fails if the label has changed since.
     let value = if ours {
         mark.and_then(|mark| mark.managed.clone())
     } else {
@@ -168,7 +170,7 @@ fn taint(request: &str) -> Taint {
     }
 }
 
-/// Returns how far a request is.
+/// Returns the progress of a request.
 pub(crate) fn phase(request: &Resource) -> Phase {
     let status = &request.status;
     if status.completion.is_some() {
@@ -183,7 +185,7 @@ pub(crate) fn phase(request: &Resource) -> Phase {
     Phase::Created
 }
 
-/// Returns the action that the event of a request recommends, as it stands there.
+/// Returns the action recommended by the request's event, as written there.
 pub(crate) fn action(request: &Resource) -> String {
     match request.spec.pointer("/healthEvent/recommendedAction") {
         Some(Value::String(name)) => name.clone(),
@@ -192,18 +194,18 @@ pub(crate) fn action(request: &Resource) -> String {
     }
 }
 
-/// Returns whether the node of a request is in the hands of the external system.
+/// Returns whether the external system has the node of a request.
 pub(crate) fn holds(request: &Resource, node: Option<&NodeView>) -> bool {
     node.is_some_and(|node| has(request, node)) && request.status.completion.is_none()
 }
 
-/// Returns whether a node is handed over for a request; also by NVSentinel's janitor, which leaves no
-/// annotation.
+/// Returns whether a node is handed over for a request, possibly by NVSentinel's janitor, which
+/// sets no annotation.
 fn has(request: &Resource, node: &NodeView) -> bool {
     node.has_taint(&taint(&request.name)) && node.is_handed_over()
 }
 
-/// Returns who else than a request has the node.
+/// Returns the other request that has the node.
 fn others(request: &Resource, node: &NodeView) -> Option<String> {
     let mark = Mark::read(node).filter(|mark| mark.uid != request.uid);
     let of = |name: &str| format!("ExternalRemediationRequest {name}");
@@ -229,7 +231,7 @@ fn hand_over(request: &Resource, node: &NodeView) -> NodeChange {
         uid: request.uid.clone(),
         managed: label.cloned(),
     };
-    // Its few short texts cannot fail to be written.
+    // Serialising a few strings cannot fail.
     let text = serde_json::to_string(&mark).unwrap_or_default();
     (change.annotations).insert(keys::HANDED_OVER.to_owned(), Some(text));
     change
@@ -244,7 +246,7 @@ impl Case<'_> {
         (next != self.request.status).then(|| Act::Status(Box::new(next)))
     }
 
-    /// Takes the node back, where it says that it is handed over for this request.
+    /// Takes the node back if it is handed over for this request.
     fn take_back(&self) -> Option<Act> {
         let node = self.node?;
         let mark = Mark::read(node).filter(|mark| mark.uid == self.request.uid);

@@ -1,12 +1,7 @@
-//! The custom resources by which maintenance of a node is asked for: what the four kinds have in common.
+//! Maintenance requests as custom resources: what all four kinds have in common.
 //!
-//! ```text
-//! status.rs    the status of one: conditions and times, read and written
-//! expiry.rs    when one that has ended is deleted
-//! listings.rs  which there are, while lists of them come in
-//! ```
-//!
-//! What is done for one next is decided in `janitor`, `gpu_reset` and `handover`.
+//! The modules `janitor`, `gpu_reset` and `handover` decide what is done next for a resource,
+//! and `validation_request` does so for tests of nodes.
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
@@ -27,88 +22,89 @@ pub use expiry::{EXPIRY, Expiry};
 pub(crate) use listings::Listings;
 pub use status::{Condition, Outcome, Status};
 
-/// The API group of all kinds but the hand-over.
+/// API group of all kinds except the hand-over.
 pub const GROUP: &str = "janitor.dgxc.nvidia.com";
 
-/// How long a node may take to show the session that a resource was made for. The node is patched before the
-/// resource is made, but the watches of both may arrive in either order.
+/// Time for a node to show the session that a resource was created for. The node is
+/// patched before the resource is created, but the watches of both may arrive in either order.
 pub(crate) const SESSION_SEEN_WITHIN: SignedDuration = SignedDuration::from_secs(10);
-/// The reason of what is not done any more because the session for which it was to be has ended.
+/// Reason of a resource that is cancelled because its session has ended.
 pub(crate) const SESSION_ENDED: &str = "SessionEnded";
-/// Said of a resource that waits for the session for which it was made.
+/// Message about a resource that waits until its node is out of service.
 pub(crate) const NOT_OUT: &str =
     "the node is not out of service as its session says: something has undone that";
-/// The same as [`SESSION_ENDED`] for people.
+/// Message for the reason [`SESSION_ENDED`].
 pub(crate) const ITS_SESSION_HAS_ENDED: &str =
     "the session of the node for which it was made has ended";
 
-/// What can be asked for, each by a kind of its own.
+/// Kind of a maintenance request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Maintenance {
-    /// A node is to boot anew.
+    /// Reboot of a node.
     Reboot,
-    /// A node is to be taken away.
+    /// Termination of a node.
     Terminate,
-    /// GPUs of a node are to be reset.
+    /// Reset of GPUs of a node.
     Reset,
-    /// A node is to be handed over to an external system.
+    /// Hand-over of a node to an external system.
     HandOver,
 }
 
-/// The name of a resource.
+/// Kind and name of a resource.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// What it asks for, which says the kind.
+    /// Kind of the resource.
     pub kind: Maintenance,
-    /// `metadata.name`.
+    /// `metadata.name` of the resource.
     pub name: String,
 }
 
-/// A resource, as it is read.
+/// A maintenance request, as read from the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resource {
-    /// What it asks for.
+    /// Kind of the request.
     pub kind: Maintenance,
-    /// `metadata.name`.
+    /// `metadata.name` of the object.
     pub name: String,
-    /// `metadata.uid`: also the id of its operation at the provider.
+    /// `metadata.uid`. Also the id of the operation at the provider.
     pub uid: String,
-    /// `metadata.resourceVersion`, which a change of it names.
+    /// `metadata.resourceVersion`, a precondition of patches.
     pub version: String,
-    /// The time when it was made.
+    /// `metadata.creationTimestamp` of the object.
     pub created: Timestamp,
-    /// Since when it is being deleted.
+    /// `metadata.deletionTimestamp`. `None` unless the object is being deleted.
     pub deleted_at: Option<Timestamp>,
-    /// `metadata.finalizers`.
+    /// `metadata.finalizers` of the object.
     finalizers: Vec<String>,
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// The attempt of a session of ours for which it was made; `None`: somebody else has made it.
+    /// Key of the session's attempt that the resource was created for. `None` if another party
+    /// created it.
     pub(crate) attempt: Option<String>,
-    /// How long it is kept.
+    /// Annotations about the lifetime after the end.
     keep: expiry::Keep,
-    /// `spec`.
+    /// `spec` of the object.
     pub(crate) spec: Value,
-    /// Its status.
+    /// Status of the request.
     pub status: Status,
 }
 
-/// Something to be done for a reset or a hand-over.
+/// An action for a GPU reset or a hand-over.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Act {
-    /// The resource gets its finalizer, or loses it.
+    /// Adds the finalizer of the kind, or removes it.
     Finalizer(bool),
-    /// The status is written.
+    /// Writes the status of the resource.
     Status(Box<Status>),
-    /// The node is changed.
+    /// Changes the node of the resource.
     Node(NodeChange),
-    /// The Job is made.
+    /// Creates the Job of the resource.
     Make(Value),
-    /// The Job is deleted, with its pods.
+    /// Deletes the Job and its pods.
     Stop,
 }
 
-/// An object that is no resource of the kind.
+/// Error of an object that lacks a required field.
 #[derive(Debug, thiserror::Error)]
 #[error("it has no {0}")]
 pub struct ResourceError(String);
@@ -116,10 +112,10 @@ pub struct ResourceError(String);
 // === impl Maintenance ===
 
 impl Maintenance {
-    /// All of them.
+    /// All kinds of requests.
     pub const ALL: [Self; 4] = [Self::Reboot, Self::Terminate, Self::Reset, Self::HandOver];
 
-    /// Returns the name of the kind.
+    /// Returns the kind's name in objects.
     pub fn name(self) -> &'static str {
         match self {
             Self::Reboot => "RebootNode",
@@ -129,7 +125,7 @@ impl Maintenance {
         }
     }
 
-    /// Returns group, version and plural, as they stand in paths.
+    /// Returns group, version and plural, as in API paths.
     pub fn resource(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::Reboot => (GROUP, "v1alpha1", "rebootnodes"),
@@ -143,7 +139,7 @@ impl Maintenance {
         }
     }
 
-    /// Returns the kind whose resources stand in paths so.
+    /// Returns the kind with this group and plural.
     pub fn of_resource(group: &str, plural: &str) -> Option<Self> {
         let is_it = |kind: &Self| {
             let (its_group, _, its_plural) = kind.resource();
@@ -152,8 +148,8 @@ impl Maintenance {
         Self::ALL.into_iter().find(is_it)
     }
 
-    /// Returns the finalizer of its resources: before one goes, what was done for it is undone. `None`: nothing
-    /// is left behind.
+    /// Returns the finalizer of the kind, which delays deletion until everything done for the
+    /// resource is undone. `None` if nothing has to be undone.
     pub(crate) fn finalizer(self) -> Option<&'static str> {
         match self {
             Self::Reboot | Self::Terminate => None,
@@ -173,7 +169,7 @@ impl Maintenance {
 // === impl Key ===
 
 impl Key {
-    /// Returns it for people.
+    /// Returns kind and name for people.
     pub fn title(&self) -> String {
         format!("{} {}", self.kind.name(), self.name)
     }
@@ -182,7 +178,7 @@ impl Key {
 // === impl Resource ===
 
 impl Resource {
-    /// Reads an object of a kind.
+    /// Reads an object of the given kind.
     pub fn read(kind: Maintenance, object: &Value) -> Result<Self, ResourceError> {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let needed = |pointer: &str| {
@@ -198,7 +194,7 @@ impl Resource {
         let status = object.get("status").unwrap_or(&Value::Null);
         let generation = match kind {
             Maintenance::Reboot | Maintenance::Terminate => object.pointer("/metadata/generation"),
-            // As NVSentinel's janitor writes theirs.
+            // NVSentinel's janitor sets no generation in these.
             Maintenance::Reset | Maintenance::HandOver => None,
         };
         let generation = generation.and_then(Value::as_i64);
@@ -222,7 +218,7 @@ impl Resource {
         })
     }
 
-    /// Returns its name.
+    /// Returns the key of the resource.
     pub fn key(&self) -> Key {
         Key {
             kind: self.kind,
@@ -230,35 +226,36 @@ impl Resource {
         }
     }
 
-    /// Returns the id of its operation, which the provider knows again.
+    /// Returns the id of the resource's operation, which lets a provider recognise repeated
+    /// signals.
     pub fn operation(&self) -> &str {
         &self.uid
     }
 
-    /// Returns whether it may be begun, as far as its node says: it was made by somebody else, or for a session
-    /// that still permits it.
+    /// Returns whether the node permits the start: the resource was created by another party,
+    /// or for an attempt of the current session.
     pub(crate) fn is_permitted(&self, node: &NodeView) -> bool {
         self.attempt.is_none() || Ownership::permit(node).attempt == self.attempt
     }
 
-    /// Returns whether it is not begun yet, for its node is not out of service as the session says for which it was
-    /// made.
+    /// Returns whether the start has to wait because the node is not out of service, as its
+    /// session requires.
     pub(crate) fn waits_for_session(&self, node: &NodeView) -> bool {
         self.attempt.is_some() && Ownership::permit(node).waits
     }
 
-    /// Returns whether it has come to its end, or somebody has deleted it.
+    /// Returns whether the resource has ended or is being deleted.
     pub fn is_over(&self) -> bool {
         self.deleted_at.is_some() || self.status.has_ended()
     }
 
-    /// Returns whether this was seen before another state of the same resource. Versions are numbers; of
-    /// others it is not known.
+    /// Returns whether this is an older state than `than`. Versions that are not numbers are
+    /// not comparable.
     pub(crate) fn is_older(&self, than: &Self) -> bool {
         is_older(&self.version, &than.version)
     }
 
-    /// Returns whether anything may be left to be done for it but to delete it.
+    /// Returns whether anything may be left to do, apart from deleting the resource.
     pub(crate) fn is_open(&self) -> bool {
         match self.kind.finalizer() {
             Some(_) => self.has_finalizer() || self.status.completion.is_none(),
@@ -266,7 +263,7 @@ impl Resource {
         }
     }
 
-    /// Returns whether it has the finalizer of its kind.
+    /// Returns whether the resource has the finalizer of its kind.
     pub(crate) fn has_finalizer(&self) -> bool {
         let finalizer = self.kind.finalizer();
         self.finalizers
@@ -274,7 +271,7 @@ impl Resource {
             .any(|one| finalizer == Some(one.as_str()))
     }
 
-    /// Returns the merge patch that gives it the finalizer of its kind, or takes it away.
+    /// Returns the merge patch that adds or removes the finalizer of the kind.
     pub(crate) fn finalizer(&self, on: bool) -> Value {
         let name = self.kind.finalizer().unwrap_or_default();
         let mut list = self.finalizers.clone();
@@ -286,7 +283,8 @@ impl Resource {
     }
 }
 
-/// Returns whether a version is older than another one. They are numbers; of others it is not known.
+/// Returns whether a version is older than another. Versions that are not numbers are not
+/// comparable.
 pub fn is_older(version: &str, than: &str) -> bool {
     match (version.parse::<u64>(), than.parse::<u64>()) {
         (Ok(version), Ok(than)) => version < than,

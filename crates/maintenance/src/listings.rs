@@ -1,34 +1,34 @@
-//! Which resources there are, while lists of them come in one by one.
+//! State of the lists of resources, which arrive one object at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Key, Maintenance};
 
-/// The lists of resources that have come, and those that come.
+/// Completed lists, and lists that are arriving.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Listings {
-    /// The kinds whose resources were all seen.
+    /// Kinds whose resources have been listed completely.
     complete: BTreeSet<Maintenance>,
-    /// Names that were seen since a list began.
+    /// Names received since the start of a list, by kind.
     coming: BTreeMap<Maintenance, BTreeSet<String>>,
 }
 
 // === impl Listings ===
 
 impl Listings {
-    /// Takes in that a list of a kind begins.
+    /// Starts a list of a kind.
     pub(crate) fn begin(&mut self, kind: Maintenance) {
         self.coming.insert(kind, BTreeSet::new());
     }
 
-    /// Takes in that a resource is there.
+    /// Records that a resource exists.
     pub(crate) fn saw(&mut self, key: &Key) {
         if let Some(seen) = self.coming.get_mut(&key.kind) {
             seen.insert(key.name.clone());
         }
     }
 
-    /// Takes in that a list has ended, and returns which of those that were `known` are gone.
+    /// Completes a list. Returns the `known` resources of the kind that no longer exist.
     pub(crate) fn end<'a>(
         &mut self,
         kind: Maintenance,
@@ -42,7 +42,7 @@ impl Listings {
         gone.cloned().collect()
     }
 
-    /// Returns whether all resources of a kind were seen.
+    /// Returns whether all resources of a kind have been listed.
     pub(crate) fn has(&self, kind: Maintenance) -> bool {
         self.complete.contains(&kind)
     }

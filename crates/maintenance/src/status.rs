@@ -1,27 +1,27 @@
-//! The status of a resource: its conditions and times, its phase and its Job, read and written.
+//! The status of a resource: conditions, times, phase and Job, and their serialisation.
 
 use jiff::Timestamp;
 use model::resource::ATTEMPT_COMPLETE;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// Longest message of a condition that is written, in characters.
+/// Longest message of a condition, in characters.
 const MAX_MESSAGE: usize = 1024;
 
-/// The status of a resource.
+/// Status of a resource.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
-    /// A word for how far it is; empty where its kind has none.
+    /// Progress in one word. Empty for kinds without a phase.
     pub phase: String,
-    /// The time when it was begun.
+    /// Start of the work.
     pub start: Option<Timestamp>,
-    /// The time when it ended.
+    /// End of the work.
     pub completion: Option<Timestamp>,
-    /// Namespace and name of its Job.
+    /// Namespace and name of the Job.
     pub job: Option<(String, String)>,
-    /// Conditions, also those of others.
+    /// All conditions, including those of other programs.
     conditions: Vec<Condition>,
-    /// The generation of the resource that conditions name; `None`: they name none.
+    /// `observedGeneration` for conditions that are set. `None` to set none.
     generation: Option<i64>,
 }
 
@@ -29,46 +29,47 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// `type`.
+    /// `type` of the condition.
     #[serde(rename = "type")]
     kind: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
-    /// A word for programs.
+    /// Reason of the status, for programs.
     #[serde(default)]
     pub reason: String,
-    /// For people.
+    /// Message about the status, for people.
     #[serde(default)]
     pub message: String,
-    /// The time when `status` became what it is.
+    /// Time of the last change of `status`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Timestamp>,
-    /// The generation of the resource that it is about.
+    /// Generation of the resource that the condition refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     observed_generation: Option<i64>,
 }
 
-/// The ends of a resource, as the reason of `AttemptComplete` names them.
+/// Reason of the condition `AttemptComplete`: how a resource ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// It is done.
+    /// The work was done.
     Succeeded,
     /// Nothing was done, and another attempt may succeed.
     TransientFailure,
-    /// Nothing was done, and another attempt will not succeed either.
+    /// Nothing was done, and another attempt would fail as well.
     PermanentFailure,
-    /// Nobody knows whether it was done. Our own word: whoever does not know it asks a person.
+    /// Unknown whether anything was done. Defined by gpuwarden: controllers that do not know
+    /// this reason ask a person.
     AmbiguousFailure,
-    /// Another resource asks for the same.
+    /// Another resource requests the same.
     Superseded,
-    /// There is nothing any more to do it to, or for: its node is gone, or the session for which it was made.
+    /// The node, or the session that the resource was created for, no longer exists.
     Cancelled,
 }
 
 // === impl Outcome ===
 
 impl Outcome {
-    /// Returns its word.
+    /// Returns the reason as written in the status.
     pub fn word(self) -> &'static str {
         match self {
             Self::Succeeded => "Succeeded",
@@ -84,8 +85,8 @@ impl Outcome {
 // === impl Status ===
 
 impl Status {
-    /// Reads the status of an object; what cannot be read of it is left out. `generation`: what conditions
-    /// that are set are to name.
+    /// Reads the status of an object, without malformed parts. `generation` is what conditions
+    /// set from now on refer to.
     pub(super) fn read(object: &Value, generation: Option<i64>) -> Self {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let time = |pointer: &str| text(pointer)?.parse().ok();
@@ -103,7 +104,7 @@ impl Status {
         }
     }
 
-    /// Returns it as a merge patch of the field `status`.
+    /// Returns the status as a merge patch for the field `status`.
     pub fn patch(&self) -> Value {
         let mut fields = Map::new();
         let times = [
@@ -126,7 +127,7 @@ impl Status {
         Value::Object(fields)
     }
 
-    /// Returns a condition.
+    /// Returns the condition of this type.
     pub fn condition(&self, kind: &str) -> Option<&Condition> {
         self.conditions.iter().find(|one| one.kind == kind)
     }
@@ -142,7 +143,7 @@ impl Status {
             .is_some_and(|one| one.status == "False")
     }
 
-    /// Returns since when a condition has its status.
+    /// Returns the time of a condition's last change of status.
     pub(crate) fn since(&self, kind: &str) -> Option<Timestamp> {
         self.condition(kind)?.last_transition_time
     }
@@ -152,7 +153,7 @@ impl Status {
         self.completion.is_some() || self.is_true(ATTEMPT_COMPLETE)
     }
 
-    /// Sets a condition.
+    /// Sets a condition. Keeps the transition time if its status does not change.
     pub(crate) fn set(
         &mut self,
         kind: &str,
@@ -178,7 +179,7 @@ impl Status {
     }
 }
 
-/// Returns a time in whole seconds, as Kubernetes has them.
+/// Returns a time truncated to whole seconds, the precision of Kubernetes.
 fn in_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

@@ -1,4 +1,4 @@
-//! The Job that resets GPUs, as an object.
+//! The Job that resets GPUs.
 
 use model::event::floor_char_boundary;
 use serde_json::{Value, json};
@@ -6,37 +6,37 @@ use serde_json::{Value, json};
 use super::ResetSettings;
 use crate::{Maintenance, Resource};
 
-/// Most seconds that a Job has, all attempts together. NVSentinel's.
+/// Time limit of a Job including its retries, in seconds, as in NVSentinel.
 pub(super) const JOB_SECONDS: i64 = 300;
-/// Further attempts of a Job. NVSentinel's.
+/// Retries of a Job, as in NVSentinel.
 const JOB_RETRIES: i64 = 2;
-/// Seconds for which a Job that has ended stays to be read. NVSentinel's.
+/// Time until a finished Job is deleted, in seconds, as in NVSentinel.
 const JOB_KEPT_SECONDS: i64 = 86_400;
-/// Longest name of a Job: its pods have it as the value of a label.
+/// Longest name of a Job: its pods carry the name as the value of a label.
 const NAME_BYTES: usize = 63;
-/// What is behind the name of the request.
+/// Suffix after the name of the request.
 const SUFFIX: &str = "-reset-job";
-/// Characters of the hash in a name that is cut.
+/// Number of hash characters in a shortened name.
 const HASH_CHARS: usize = 10;
 
-/// The GPUs that are to be reset; without any, all of the node.
+/// GPUs to reset. Empty for all GPUs of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gpus {
-    /// By UUID.
+    /// GPUs named by UUID.
     pub uuids: Vec<String>,
-    /// By PCI bus id.
+    /// GPUs named by PCI bus id.
     pub pci_bus_ids: Vec<String>,
 }
 
 // === impl Gpus ===
 
 impl Gpus {
-    /// Returns those that a request names.
+    /// Returns the GPUs that a request names.
     pub(crate) fn of(request: &Resource) -> Self {
         Self::in_spec(&request.spec)
     }
 
-    /// Returns those that the `spec` of a request names.
+    /// Returns the GPUs named in the `spec` of a request.
     pub(crate) fn in_spec(spec: &Value) -> Self {
         let list = |pointer: &str| {
             let list = spec.pointer(pointer).and_then(Value::as_array);
@@ -49,7 +49,8 @@ impl Gpus {
         }
     }
 
-    /// Returns whether one of them may be one of the others. Of a UUID and a bus address nobody knows here.
+    /// Returns whether both may have a GPU in common. Whether a UUID and a bus id belong to the
+    /// same GPU is not known here.
     pub(crate) fn overlap(&self, others: &Self) -> bool {
         let shares = |ours: &[String], theirs: &[String]| ours.iter().any(|it| theirs.contains(it));
         self.is_all()
@@ -62,7 +63,7 @@ impl Gpus {
         self.uuids.is_empty() && self.pci_bus_ids.is_empty()
     }
 
-    /// Returns them as the program of the Job takes them.
+    /// Returns the GPUs in the format of the Job's program.
     fn list(&self) -> String {
         [self.uuids.as_slice(), &self.pci_bus_ids]
             .concat()
@@ -75,7 +76,7 @@ pub fn job_name(request: &str) -> String {
     if request.len() + SUFFIX.len() <= NAME_BYTES {
         return format!("{request}{SUFFIX}");
     }
-    // FNV-1a: the name is to be the same in each version of ours.
+    // FNV-1a, since the name must be the same in all versions of gpuwarden.
     let hash = request
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -88,7 +89,7 @@ pub fn job_name(request: &str) -> String {
     format!("{stem}-{hash}{SUFFIX}")
 }
 
-/// Returns the Job of a request.
+/// Returns the Job of a request, owned by the request.
 pub(super) fn job_of(request: &Resource, settings: &ResetSettings) -> Value {
     let (name, gpus) = (job_name(&request.name), Gpus::of(request));
     let mut job = job(&name, &request.node, &gpus, settings);
@@ -96,16 +97,16 @@ pub(super) fn job_of(request: &Resource, settings: &ResetSettings) -> Value {
     job
 }
 
-/// Returns a Job that resets GPUs of a node, and is nobody's yet.
+/// Returns a Job without an owner that resets GPUs of a node.
 pub fn job(name: &str, node: &str, gpus: &Gpus, settings: &ResetSettings) -> Value {
     let directory = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}});
     let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path});
     let mut pod = json!({
         "restartPolicy": "Never",
-        // A node that is out of service takes it, too.
+        // Also runs on a node out of service.
         "nodeName": node,
         "tolerations": [{"operator": "Exists"}],
-        // To name who holds a GPU.
+        // Needed to name the processes that hold a GPU.
         "hostPID": true,
         "automountServiceAccountToken": false,
         "imagePullSecrets": settings.pull_secrets.iter().map(|name| json!({"name": name})).collect::<Vec<_>>(),
@@ -161,7 +162,7 @@ pub fn job(name: &str, node: &str, gpus: &Gpus, settings: &ResetSettings) -> Val
     })
 }
 
-/// Returns a request as the owner of its Job.
+/// Returns the owner reference to a request.
 fn owner(request: &Resource) -> Value {
     let (group, version, _) = Maintenance::Reset.resource();
     json!({

@@ -1,44 +1,46 @@
-//! The reset itself, as it is seen: by its Job, or by the answers of a provider.
+//! Observed state of a reset, from its Job or from the responses of a provider.
 
 use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::Outcome;
 
-/// The reset itself, as it is seen: the Job, or what a provider has answered to its signal.
+/// Observed state of a reset: of the Job, or of the signal to a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResetSeen {
-    /// Nobody has looked yet, or cannot.
+    /// Not observed yet, or not observable.
     Unknown,
-    /// There is no Job, and no signal is on its way.
+    /// There is no Job, and no signal may be on its way.
     Absent,
-    /// The API server or the provider refuses it, for this reason. How that ends the request.
+    /// The API server or the provider refused the reset: the resulting end of the request, and
+    /// the reason.
     Refused(Outcome, String),
-    /// A signal may have been taken, and nobody knows yet.
+    /// A signal may have been accepted, without a definite response so far.
     Unclear,
-    /// The Job is there and is this request's, or the provider has taken the signal.
+    /// The Job exists and belongs to the request, or the provider accepted the signal.
     Ours(ResetState),
-    /// Another's has the name of the Job.
+    /// The Job's name is taken by another object.
     Anothers,
 }
 
-/// The state of a reset.
+/// State of a reset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResetState {
-    /// It is not at its end. Since when it is under way.
+    /// The reset is in progress, since this time if known.
     Active(Option<Timestamp>),
-    /// It has succeeded.
+    /// The reset ended in success.
     Succeeded,
-    /// It has failed, with what is known of why.
+    /// The reset ended in failure, with the known reasons.
     Failed(String),
-    /// It is being deleted.
+    /// The Job is being deleted.
     Deleting,
 }
 
 // === impl ResetSeen ===
 
 impl ResetSeen {
-    /// Reads a Job for the request of a uid. `why`: what its pods said at their end.
+    /// Reads a Job on behalf of the request with this uid. `why` is the termination message of
+    /// its pods.
     pub fn read(object: &Value, uid: &str, why: Option<&str>) -> Self {
         let owners = object.pointer("/metadata/ownerReferences");
         let owners = owners.and_then(Value::as_array).into_iter().flatten();
@@ -52,7 +54,7 @@ impl ResetSeen {
 // === impl ResetState ===
 
 impl ResetState {
-    /// Reads a Job. `why`: what its pods said at their end.
+    /// Reads a Job. `why` is the termination message of its pods.
     pub fn read(object: &Value, why: Option<&str>) -> Self {
         let conditions = object.pointer("/status/conditions");
         let conditions = conditions.and_then(Value::as_array).into_iter().flatten();

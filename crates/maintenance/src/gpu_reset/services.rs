@@ -1,9 +1,10 @@
-//! The services of the GPU operator on a node: which hold GPUs open, and how they are stopped for a reset and
-//! put back.
+//! GPU operator services that hold GPUs open, and how they are stopped for a reset and
+//! restored.
 //!
-//! Each has a label on the node: `true`, and its pod runs there. What a label was stands on the node from the
-//! very patch on that changes it. So whoever comes later, after a crash or after the request is gone, puts
-//! back exactly what was taken away, and leaves alone what somebody has changed meanwhile.
+//! Each service has a label on the node, and its pod runs while the label is `true`. The patch
+//! that changes a label also records the previous value on the node. After a crash, or after
+//! the request is gone, exactly these changes can be undone, without touching what others have
+//! changed since.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,14 +17,14 @@ use model::node::{NodeChange, NodeView};
 /// A service of the GPU operator that holds GPUs open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// Its label on nodes.
+    /// Label on nodes that deploys the service.
     pub label: &'static str,
-    /// Value of the label `app` of its pods.
+    /// Value of the label `app` on the service's pods.
     pub app: &'static str,
 }
 
-/// The services that hold GPUs open, under the names of both kinds of installation: with a device plugin, and
-/// with dynamic resource allocation (`-dra`; GPU operator 26.7, where there is neither plugin nor discovery).
+/// Services that hold GPUs open, in both kinds of installation: with a device plugin, and with
+/// dynamic resource allocation (`-dra`; GPU operator 26.7, without plugin and discovery).
 pub const SERVICES: [Service; 6] = [
     Service::new(
         "nvidia.com/gpu.deploy.device-plugin",
@@ -45,36 +46,37 @@ pub const SERVICES: [Service; 6] = [
     ),
 ];
 
-/// Value of a label whose service runs.
+/// Value of a label whose service is deployed.
 const ON: &str = "true";
-/// Value of a label whose service does not.
+/// Value of a label whose service is not deployed.
 const OFF: &str = "false";
 
-/// A pod on the node, as far as a reset looks at it.
+/// A service pod on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePod {
-    /// `NAMESPACE/NAME`.
+    /// `NAMESPACE/NAME` of the pod.
     pub title: String,
-    /// Value of its label `app`.
+    /// Value of the pod's label `app`.
     pub app: String,
-    /// True if it is ready.
+    /// True if the pod is ready.
     pub ready: bool,
 }
 
-/// What a reset has stopped on a node, as the node says itself.
+/// Record on the node of the services that a reset has stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Stopped {
     /// Name of the request.
     pub request: String,
-    /// Its uid.
+    /// `metadata.uid` of the request.
     pub uid: String,
-    /// Since when.
+    /// Time of the first stop.
     pub since: Timestamp,
-    /// The labels that were set to `false`, and what each was; empty once they are put back.
+    /// Labels that were set to `false`, with their previous values. Empty once they are
+    /// restored.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// The labels of services of which a pod was there: one is to be there again.
+    /// Labels of services that had a pod and have to have one again.
     #[serde(default)]
     pub running: BTreeSet<String>,
 }
@@ -97,8 +99,8 @@ impl Service {
     }
 }
 
-/// Returns the label of a service that says something else than whether it runs, such as
-/// `paused-for-driver-upgrade`: then somebody else is at work on the node.
+/// Returns a service label with a value other than `true` and `false`, such as
+/// `paused-for-driver-upgrade`: another program is working on the node.
 pub(super) fn at_work(node: &NodeView) -> Option<String> {
     SERVICES.iter().find_map(|service| {
         let value = node.labels.get(service.label)?;
@@ -107,8 +109,8 @@ pub(super) fn at_work(node: &NodeView) -> Option<String> {
     })
 }
 
-/// Returns the change that stops the services that run, or run again, and says on the node what they were;
-/// `None` where none is to be stopped.
+/// Returns the change that stops the running services and records their labels on the node.
+/// `None` if no service runs. `before` is the record of services that were stopped earlier.
 pub(super) fn stop(
     node: &NodeView,
     pods: &[ServicePod],
@@ -148,7 +150,7 @@ pub(super) fn stop(
     Some(change)
 }
 
-/// Returns the pods of services that are stopped and that are still there.
+/// Returns the pods of stopped services that still exist.
 pub(super) fn still_there<'a>(node: &NodeView, pods: &'a [ServicePod]) -> Vec<&'a str> {
     let off = SERVICES.into_iter().filter(|one| one.is(OFF, node));
     let pods = off.flat_map(|service| service.pods(pods).map(|pod| pod.title.as_str()));
@@ -158,19 +160,20 @@ pub(super) fn still_there<'a>(node: &NodeView, pods: &'a [ServicePod]) -> Vec<&'
 // === impl Stopped ===
 
 impl Stopped {
-    /// Returns what a reset has stopped on a node; `None` where none has, or nobody can tell any more.
+    /// Reads the record from a node. `None` if there is none, or it is malformed.
     pub fn read(node: &NodeView) -> Option<Self> {
         serde_json::from_str(node.annotations.get(keys::RESET_STOPPED)?).ok()
     }
 
-    /// Returns the change that puts the labels back, but those that somebody has changed meanwhile. With
-    /// `keep` the node goes on saying which services are to be there again.
+    /// Returns the change that restores the labels, except those that others have changed
+    /// since. With `keep`, the record of the services that have to run again stays on the node.
     pub fn put_back(&self, node: &NodeView, keep: bool) -> NodeChange {
         let mut change = NodeChange::default();
         for (label, before) in &self.labels {
             let now = node.labels.get(label);
             let ours = now.is_some_and(|value| value == OFF);
-            // Also one that stays: the change holds only where it still is what was seen.
+            // Includes an unchanged label, so that the patch fails if the label has changed
+            // since.
             let value = if ours { Some(before) } else { now };
             change.labels.insert(label.clone(), value.cloned());
         }
@@ -185,7 +188,7 @@ impl Stopped {
         change
     }
 
-    /// Returns the services that ran, run by their labels, and have no pod that is ready.
+    /// Returns the services that ran before, are deployed, and have no ready pod.
     pub(super) fn not_ready(&self, node: &NodeView, pods: &[ServicePod]) -> Vec<&'static str> {
         let missing = SERVICES.into_iter().filter(|service| {
             self.running.contains(service.label)

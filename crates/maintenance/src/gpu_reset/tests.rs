@@ -41,7 +41,7 @@ fn pod(app: &str, ready: bool) -> ServicePod {
     }
 }
 
-/// A request, and the world around it.
+/// A request, and the simulated cluster.
 struct World {
     object: Value,
     node: Option<NodeView>,
@@ -94,7 +94,7 @@ impl World {
         })
     }
 
-    /// Does what is decided until nothing is left to do. Returns what is awaited then.
+    /// Carries out decisions until none is left. Returns what the request then waits for.
     fn settle(&mut self) -> Decision {
         for _ in 0..30 {
             let decision = self.decide();
@@ -148,7 +148,7 @@ impl World {
         self.object["status"]["phase"].as_str().unwrap_or_default()
     }
 
-    /// Returns how the repair of the node reads it.
+    /// Returns the state as read by the remediation of the node.
     fn outcome(&self) -> Option<model::attempt::Outcome> {
         let kind = model::attempt::ResourceKind {
             group: "janitor.dgxc.nvidia.com".to_owned(),
@@ -217,7 +217,7 @@ fn its_time_begins_with_its_turn() {
     world.settle();
     let start = world.object["status"]["startTime"].as_str().unwrap();
     assert_eq!(start.parse::<Timestamp>().unwrap(), world.now);
-    // It was seen before: its turn is waited for no longer than that allows.
+    // The time limit counts from the request's first observation.
     let mut world = World::new(node(&[]));
     world.before = Some("RebootNode b".to_owned());
     let decision = world.settle();
@@ -237,7 +237,7 @@ fn pods_of_services_that_cannot_be_read_end_a_reset_and_do_not_hold_it_for_ever(
     world.settle();
     assert_eq!(world.says(TORN_DOWN), "False ServicePodsUnknown");
     assert_eq!(world.says(ATTEMPT_COMPLETE), "True PermanentFailure");
-    // Who has just begun has not read them yet, and the time that is over says nothing.
+    // A process that has just started has not read the pods yet, so the deadline does not apply.
     let mut world = World::new(node(&[(PLUGIN, "true")]));
     world.unread = true;
     world.settle();
@@ -246,7 +246,7 @@ fn pods_of_services_that_cannot_be_read_end_a_reset_and_do_not_hold_it_for_ever(
     let decision = world.settle();
     assert_eq!(decision.awaits, "the pods of services to be read");
     assert_eq!(decision.wake, Some(world.now + READ_WITHIN));
-    // After the reset, with what was stopped put back.
+    // After the reset, and with the stopped services restored.
     let mut world = World::new(node(&[(PLUGIN, "true")]));
     world.settle();
     world.unread = true;
@@ -256,7 +256,7 @@ fn pods_of_services_that_cannot_be_read_end_a_reset_and_do_not_hold_it_for_ever(
     world.now = decision.wake.unwrap();
     world.settle();
     assert_eq!(world.says(RESTORED), "False RestoredServicesUnknown");
-    // Its GPUs were reset: no reboot follows by itself.
+    // The GPUs were reset, so no reboot follows automatically.
     assert_eq!(world.says(ATTEMPT_COMPLETE), "True AmbiguousFailure");
     assert!(world.object["status"]["completionTime"].is_string());
 }
@@ -275,7 +275,7 @@ fn a_reset_that_cannot_be_read_is_not_waited_for_for_ever() {
         world.now = decision.wake.unwrap();
         world.settle();
         assert_eq!(world.says(JOB_COMPLETED), "False ResetTimeoutExceeded");
-        // Nobody knows whether it goes on: that is said, and the services are put back.
+        // The state is unknown: the status says so, and the services are restored.
         world.passes(3);
         world.settle();
         assert_eq!(world.label(PLUGIN), Some("true"));
@@ -300,7 +300,7 @@ fn services_are_stopped_gpus_are_reset_and_all_is_as_it_was() {
         (world.phase(), world.says(READY).as_str()),
         ("InProgress", "True ReadyForReset")
     );
-    // Once they are gone the Job is made, for the GPUs that were asked for.
+    // The Job is created once the pods are gone, for the requested GPUs.
     world.pods.clear();
     world.settle();
     assert_eq!(world.made.len(), 1);
@@ -315,7 +315,7 @@ fn services_are_stopped_gpus_are_reset_and_all_is_as_it_was() {
     assert_eq!(world.made[0]["metadata"]["name"], "r1-reset-job");
     assert_eq!(world.says(JOB_CREATED), "True ResetJobCreationSucceeded");
     assert_eq!(world.outcome(), None);
-    // The labels are put back at once, and then the pods are awaited.
+    // The labels are restored at once; then the request waits for the pods.
     world.job = ResetSeen::Ours(ResetState::Succeeded);
     let decision = world.settle();
     assert_eq!(world.label(PLUGIN), Some("true"));
@@ -345,7 +345,7 @@ fn the_services_of_both_kinds_of_installation_are_known() {
     ];
     let decision = world.settle();
     assert_eq!(world.label(DCGM_DRA), Some("false"));
-    // One that no label of the node is for is not the operator's: it is not waited for.
+    // A pod without a label of the node is not the operator's, and is not waited for.
     assert_eq!(
         decision.awaits,
         "pods of services are still there: gpu-operator/nvidia-dcgm-dra-x"
@@ -413,7 +413,7 @@ fn each_failure_ends_as_one_with_the_services_as_they_were() {
             "{what}"
         );
         assert_eq!(world.phase(), "Failed", "{what}");
-        // The next group of the escalation, which is a reboot, follows.
+        // The next group of the escalation, a reboot, follows.
         assert_eq!(
             world.outcome(),
             Some(model::attempt::Outcome::Failed),

@@ -83,7 +83,7 @@ impl World {
         panic!("it never settles: {:?}", self.decide());
     }
 
-    /// The external system says how it goes.
+    /// The external system reports its progress.
     fn external(&mut self, status: &str) {
         let mut next = self.request().status;
         next.set(EXTERNAL_COMPLETE, status, "Vendor", "", self.now);
@@ -109,13 +109,13 @@ fn what_was_made_for_a_session_that_has_ended_hands_nothing_over() {
     let request = world.request();
     let soon = wake_at(&request).unwrap();
     assert_eq!(soon.duration_since(world.now).as_secs(), 10);
-    // The node may say so a moment later.
+    // The node may show the session a moment later.
     assert_eq!((world.decide(), request.status.completion), (None, None));
     world.now = soon;
     world.settle();
     let status = world.request().status;
-    let said = status.condition(RELEASED).map(|one| one.reason.clone());
-    assert_eq!(said.as_deref(), Some("SessionEnded"));
+    let reason = status.condition(RELEASED).map(|one| one.reason.clone());
+    assert_eq!(reason.as_deref(), Some("SessionEnded"));
     assert!(status.completion.is_some());
     assert_eq!(world.patches, 0);
 }

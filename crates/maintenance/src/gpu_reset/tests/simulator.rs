@@ -1,29 +1,29 @@
-//! Whatever happens, and wherever a process dies, the labels are in the end what they were, but for what
-//! others have made of them.
+//! Simulates arbitrary events, and crashes at any point: in the end all labels have their
+//! previous values, except those that others have changed.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Something that happens.
+/// An event of the simulation.
 #[derive(Clone, Copy, Debug)]
 enum Happens {
-    /// The controller does the next thing; with `stale` it decides by what it saw a while ago, as one does
-    /// that was cut off, or whose answer was lost.
+    /// The controller takes its next action. With `stale` it decides from an older observation,
+    /// like a controller that was disconnected or lost a response.
     Step { stale: bool },
-    /// Somebody sets a label, or removes it.
+    /// Another party sets or removes a label.
     Edit(usize, Option<&'static str>),
-    /// The operator brings its pods in line with the labels.
+    /// The operator reconciles its pods with the labels.
     Pods,
-    /// The Job goes on.
+    /// The Job makes progress.
     Job(u8),
-    /// Time passes.
+    /// Time passes, in seconds.
     Minutes(i64),
-    /// Somebody deletes the request.
+    /// Another party deletes the request.
     Delete,
-    /// Somebody takes it away with its finalizer.
+    /// Another party removes the request together with its finalizer.
     Vanish,
-    /// The node goes, or another comes.
+    /// The node disappears, or another one appears.
     Node(bool),
 }
 
@@ -48,11 +48,11 @@ fn happens() -> impl Strategy<Value = Happens> {
     ]
 }
 
-/// The cluster, and what the controller saw of it a while ago.
+/// The cluster, and an earlier observation of it by the controller.
 struct Story {
     world: World,
     exists: bool,
-    /// What each label is to be in the end.
+    /// Expected final value of each label.
     wanted: BTreeMap<String, String>,
     seen: (Value, Option<NodeView>, ResetSeen),
 }
@@ -75,7 +75,7 @@ impl Story {
         self.seen = (world.object.clone(), world.node.clone(), world.job.clone());
     }
 
-    /// Does one thing, as the API server would. Returns whether there was one.
+    /// Carries out one action like the API server. Returns whether there was one.
     fn step(&mut self) -> bool {
         let (object, node, job) = self.seen.clone();
         if !self.exists {
@@ -102,7 +102,7 @@ impl Story {
             return false;
         };
         match effect {
-            // Each names the state that it was decided by.
+            // Each action names the state that it is based on.
             Act::Finalizer(_) | Act::Status(_) if object != self.world.object => {}
             Act::Node(change) => self.change(node.as_ref(), &change),
             Act::Make(_) if self.world.job != ResetSeen::Absent => {}
@@ -114,7 +114,7 @@ impl Story {
         true
     }
 
-    /// A patch that holds where all that it touches is as it was seen.
+    /// Applies a patch if no field it touches has changed since the observation.
     fn change(&mut self, seen: Option<&NodeView>, change: &NodeChange) {
         let (Some(seen), Some(node)) = (seen, self.world.node.as_ref()) else {
             return;
@@ -141,12 +141,12 @@ impl Story {
                 let label = LABELS[at].to_owned();
                 let value = value.map(str::to_owned);
                 if self.world.label(&label).map(str::to_owned) == value {
-                    return; // That is no change, and nobody can see it.
+                    return; // No change, and not observable.
                 }
                 let stopped = self.world.node.as_ref().and_then(Stopped::read);
                 let ours = stopped.is_some_and(|one| one.labels.contains_key(&label));
                 if ours && value.as_deref() == Some("false") {
-                    return; // Nobody can tell that from what the reset has done.
+                    return; // Indistinguishable from the reset's own change.
                 }
                 match &value {
                     Some(value) => drop(self.wanted.insert(label.clone(), value.clone())),
@@ -207,7 +207,7 @@ proptest! {
         for one in story {
             world.happens(one);
         }
-        // Then nothing happens any more, and what was asked for takes its course.
+        // From here on nothing else happens, and the request runs to its end.
         for _ in 0..200 {
             world.look();
             if !world.step() {
@@ -224,7 +224,7 @@ proptest! {
         }
         let active = matches!(world.world.job, ResetSeen::Ours(ResetState::Active(_)));
         prop_assert!(!active || by_provider || !world.exists, "{:?}", world.world.job);
-        // It has an end.
+        // The request has ended.
         if world.exists {
             prop_assert!(world.world.outcome().is_some(), "{}", world.world.object["status"]);
         }
