@@ -1,7 +1,7 @@
 //! Effects of the board as requests to the API server.
 
 use cluster::{ApiError, Cluster, Kind};
-use maintenance::janitor::{Effect, Input, Made, Written};
+use maintenance::janitor::{CreateResult, Effect, Input, WriteResult};
 use maintenance::{EXPIRY, Expiry, Key, Maintenance, Resource};
 use model::node::{NodeChange, NodeView};
 use runtime::logging::chain;
@@ -48,7 +48,7 @@ pub(crate) async fn carry_out(
         }
         Effect::Make(key, job) => {
             let made = make(cluster, namespace, &key, &job).await;
-            Input::Made(key, made)
+            Input::Created(key, made)
         }
         Effect::Stop { key, name, uid } => {
             let jobs = jobs();
@@ -74,13 +74,13 @@ pub(crate) async fn carry_out(
                     "{title}: cannot write its expiry or delete it"
                 );
             }
-            Input::Tried(key)
+            Input::ExpiryTried(key)
         }
-        Effect::Follow(_)
-        | Effect::FollowPods(_)
-        | Effect::Leave(_)
+        Effect::WatchNode(_)
+        | Effect::WatchPods(_)
+        | Effect::StopWatching(_)
         | Effect::Ask { .. }
-        | Effect::Tell(_) => return None,
+        | Effect::Notify(_) => return None,
     })
 }
 
@@ -94,20 +94,20 @@ pub(crate) fn jobs() -> Kind {
 }
 
 /// Maps the response to a conditional write of a resource.
-fn written(key: &Key, merged: Result<Value, ApiError>) -> Written {
+fn written(key: &Key, merged: Result<Value, ApiError>) -> WriteResult {
     let title = key.title();
     match merged {
         Ok(object) => match Resource::read(key.kind, &object) {
-            Ok(resource) => Written::Done(Box::new(resource)),
+            Ok(resource) => WriteResult::Done(Box::new(resource)),
             Err(error) => {
                 tracing::error!("{title}: cannot parse the response of the API server: {error}");
-                Written::Changed
+                WriteResult::Changed
             }
         },
-        Err(ApiError::Conflict { .. } | ApiError::NotFound { .. }) => Written::Changed,
+        Err(ApiError::Conflict { .. } | ApiError::NotFound { .. }) => WriteResult::Changed,
         Err(error) => {
             tracing::warn!(err = chain(&error), "cannot write {title}");
-            Written::Failed
+            WriteResult::Failed
         }
     }
 }
@@ -124,17 +124,17 @@ async fn change_node(cluster: &Cluster, view: &NodeView, change: &NodeChange) ->
     }
 }
 
-async fn make(cluster: &Cluster, namespace: &str, key: &Key, job: &Value) -> Made {
+async fn make(cluster: &Cluster, namespace: &str, key: &Key, job: &Value) -> CreateResult {
     match cluster.create_object(&jobs(), Some(namespace), job).await {
-        Ok(job) => Made::Done(Box::new(job)),
-        Err(ApiError::Conflict { .. }) => Made::Exists,
+        Ok(job) => CreateResult::Done(Box::new(job)),
+        Err(ApiError::Conflict { .. }) => CreateResult::Exists,
         Err(ApiError::Invalid { message, .. } | ApiError::Forbidden { message, .. }) => {
-            Made::Refused(message)
+            CreateResult::Refused(message)
         }
         Err(error) => {
             let title = key.title();
             tracing::warn!(err = chain(&error), "{title}: cannot create its Job");
-            Made::Failed
+            CreateResult::Failed
         }
     }
 }
@@ -148,7 +148,7 @@ async fn expire(
 ) -> Result<(), ApiError> {
     let kind = kind(key.kind);
     match expiry {
-        Expiry::Say(when) => {
+        Expiry::Announce(when) => {
             let change = json!({"metadata": {"annotations": {EXPIRY: when}}});
             cluster.merge_object(&kind, &key.name, &change).await?;
         }

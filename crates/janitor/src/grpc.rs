@@ -50,7 +50,7 @@ pub(crate) fn status(failure: &Failure, about: &[(&str, &str)]) -> Status {
         (Class::Permanent, _) => Code::FailedPrecondition,
         (Class::Ambiguous, _) => Code::Unknown,
     };
-    let class = (FAILURE_CLASS, class.word());
+    let class = (FAILURE_CLASS, class.name());
     let metadata = [CONTRACT_VERSION, class].into_iter();
     let metadata = metadata.chain(about.iter().copied());
     let info = info(reason, metadata);
@@ -119,7 +119,7 @@ pub(crate) fn parse_details(status: &Status) -> ErrorDetails {
         let class = info.metadata.get(FAILURE_CLASS);
         parsed.class = match info.reason.as_str() {
             AMBIGUOUS => Some(Class::Ambiguous),
-            _ => class.and_then(|word| Class::of_word(word)),
+            _ => class.and_then(|word| Class::of_name(word)),
         };
         parsed.reason = Some(info.reason);
     }

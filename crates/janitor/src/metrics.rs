@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use jiff::SignedDuration;
-use maintenance::handover::Phase;
-use maintenance::janitor::{Action, News};
+use maintenance::handover::HandoverPhase;
+use maintenance::janitor::{Action, ResourceEvent};
 use maintenance::validation_request::{Phase as TestPhase, Request, Status};
-use maintenance::{Key, Maintenance, Outcome};
+use maintenance::{CompletionReason, Key, Maintenance};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -66,17 +66,17 @@ runtime::metrics! {
 
 impl JanitorMetrics {
     /// Updates the metrics for an event of the board.
-    pub(crate) fn happened(&self, news: &News) {
-        match news {
-            News::Begun { key, node } => self.count(key, node, "started"),
-            News::Ended {
+    pub(crate) fn happened(&self, event: &ResourceEvent) {
+        match event {
+            ResourceEvent::Begun { key, node } => self.count(key, node, "started"),
+            ResourceEvent::Ended {
                 key,
                 node,
                 outcome,
                 took,
                 ..
             } => {
-                let succeeded = outcome == Outcome::Succeeded.word();
+                let succeeded = outcome == CompletionReason::Succeeded.name();
                 self.count(key, node, if succeeded { "succeeded" } else { "failed" });
                 if succeeded && let Some(took) = took {
                     let labels = [("action_type", action_type(key))];
@@ -84,17 +84,17 @@ impl JanitorMetrics {
                     self.mttr.get_or_create(&labels).observe(took.as_secs_f64());
                 }
             }
-            News::ResetBegun { node } => {
+            ResourceEvent::ResetBegun { node } => {
                 self.resets.get_or_create(&[("node", node.clone())]).inc();
                 self.active.get_or_create(&[("node", node.clone())]).set(1);
             }
-            News::ResetEnded {
+            ResourceEvent::ResetEnded {
                 node,
                 failure,
                 took,
                 active,
             } => self.reset_ended(node, failure.as_ref(), *took, *active),
-            News::HandOver {
+            ResourceEvent::HandOver {
                 node,
                 action,
                 before,
@@ -153,7 +153,7 @@ impl JanitorMetrics {
         &self,
         node: &str,
         action: &str,
-        (before, after): (Option<Phase>, Option<Phase>),
+        (before, after): (Option<HandoverPhase>, Option<HandoverPhase>),
         reason: &str,
         age: SignedDuration,
     ) {
@@ -173,15 +173,15 @@ impl JanitorMetrics {
             }
         }
         let result = match after {
-            Some(Phase::Created) => return count("created", "success"),
-            Some(Phase::Released) => return count("released", "success"),
-            Some(Phase::Parked) => return count("external_response", "false"),
-            Some(Phase::Closed) if missing => "node_not_found",
-            Some(Phase::Closed) => {
+            Some(HandoverPhase::Created) => return count("created", "success"),
+            Some(HandoverPhase::Released) => return count("released", "success"),
+            Some(HandoverPhase::Parked) => return count("external_response", "false"),
+            Some(HandoverPhase::Closed) if missing => "node_not_found",
+            Some(HandoverPhase::Closed) => {
                 count("external_response", "true");
                 "completed"
             }
-            None if before == Some(Phase::Closed) => return,
+            None if before == Some(HandoverPhase::Closed) => return,
             None => "deleted",
         };
         count("closed", result);
@@ -196,12 +196,12 @@ impl JanitorMetrics {
 }
 
 /// Returns the label value of an open request.
-fn state(phase: Phase) -> Option<&'static str> {
+fn state(phase: HandoverPhase) -> Option<&'static str> {
     match phase {
-        Phase::Created => Some("pending"),
-        Phase::Released => Some("released"),
-        Phase::Parked => Some("parked"),
-        Phase::Closed => None,
+        HandoverPhase::Created => Some("pending"),
+        HandoverPhase::Released => Some("released"),
+        HandoverPhase::Parked => Some("parked"),
+        HandoverPhase::Closed => None,
     }
 }
 

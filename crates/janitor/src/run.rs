@@ -8,9 +8,10 @@ use cluster::{Cluster, Event, ServiceEvent, ServiceWatches};
 use contract::keys;
 use jiff::Timestamp;
 use maintenance::Key;
-use maintenance::handover::Phase;
+use maintenance::handover::HandoverPhase;
 use maintenance::janitor::{
-    Answer, Board, Effect, Input, News, NodeSeen, NodeTold, ProviderPlace, Question,
+    Answer, Board, Effect, Input, NodeObservation, NodeUpdate, ProviderPlace, Question,
+    ResourceEvent,
 };
 use model::node::NodeView;
 use runtime::logging::chain;
@@ -89,9 +90,9 @@ impl Janitor {
         // what was sent.
         while let Some(done) = self.running.join_next().await {
             let Ok(Some(input)) = done else { continue };
-            for effect in self.parts.board.take(input, (self.parts.clock)()) {
+            for effect in self.parts.board.handle(input, (self.parts.clock)()) {
                 match effect {
-                    Effect::Write { .. } | Effect::Tell(_) => self.carry_out(effect),
+                    Effect::Write { .. } | Effect::Notify(_) => self.carry_out(effect),
                     _ => {}
                 }
             }
@@ -131,9 +132,9 @@ impl Janitor {
             ServiceEvent::Node(node, object) => {
                 let config = self.parts.board.config();
                 let observed = object.and_then(|object| {
-                    let seen = NodeSeen::read(&object, config);
+                    let observation = NodeObservation::read(&object, config);
                     let view = NodeView::from_object(object)?;
-                    Some(Box::new(NodeTold { seen, view }))
+                    Some(Box::new(NodeUpdate { observation, view }))
                 });
                 Input::Node(node, observed)
             }
@@ -153,24 +154,24 @@ impl Janitor {
     }
 
     fn handle(&mut self, input: Input) {
-        for effect in self.parts.board.take(input, (self.parts.clock)()) {
+        for effect in self.parts.board.handle(input, (self.parts.clock)()) {
             self.carry_out(effect);
         }
     }
 
     fn carry_out(&mut self, effect: Effect) {
         let followed = match &effect {
-            Effect::Follow(node) => self.nodes.follow(node, &self.cancel),
-            Effect::FollowPods(node) => self.nodes.follow_pods(node, &self.cancel),
+            Effect::WatchNode(node) => self.nodes.follow(node, &self.cancel),
+            Effect::WatchPods(node) => self.nodes.follow_pods(node, &self.cancel),
             _ => Ok(()),
         };
         if let Err(error) = followed {
             tracing::warn!(err = chain(&error), "a node cannot be watched");
         }
         match effect {
-            Effect::Follow(_) | Effect::FollowPods(_) => {}
-            Effect::Leave(node) => self.nodes.leave(&node),
-            Effect::Tell(news) => self.record(&news),
+            Effect::WatchNode(_) | Effect::WatchPods(_) => {}
+            Effect::StopWatching(node) => self.nodes.leave(&node),
+            Effect::Notify(event) => self.record(&event),
             Effect::Ask {
                 key,
                 node,
@@ -232,30 +233,30 @@ impl Janitor {
                 _ => None,
             };
             if let Some(failure) = failure {
-                let (class, text) = (failure.class.word(), failure.text());
+                let (class, text) = (failure.class.name(), failure.text());
                 tracing::warn!(node = signal.node, class, "{title}: {text}");
             }
             Some(Input::Answered(key, signal.operation, answer))
         });
     }
 
-    fn record(&mut self, news: &News) {
-        self.metrics.happened(news);
-        match news {
-            News::Begun { key, node } => tracing::info!(node, "{} started", key.title()),
-            News::Ended {
+    fn record(&mut self, event: &ResourceEvent) {
+        self.metrics.happened(event);
+        match event {
+            ResourceEvent::Begun { key, node } => tracing::info!(node, "{} started", key.title()),
+            ResourceEvent::Ended {
                 key,
                 node,
                 outcome,
                 message,
                 ..
             } => tracing::info!(node, "{} has ended: {outcome}: {message}", key.title()),
-            News::ResetBegun { node } => tracing::info!(node, "a reset of GPUs started"),
-            News::ResetEnded { node, failure, .. } => match failure {
+            ResourceEvent::ResetBegun { node } => tracing::info!(node, "a reset of GPUs started"),
+            ResourceEvent::ResetEnded { node, failure, .. } => match failure {
                 None => tracing::info!(node, "a reset of GPUs succeeded"),
                 Some(why) => tracing::warn!(node, "a reset of GPUs failed: {why}"),
             },
-            News::HandOver {
+            ResourceEvent::HandOver {
                 name,
                 node,
                 before,
@@ -299,19 +300,19 @@ impl Janitor {
 
 /// Returns reason and message of the Event about a handover, if there is one.
 fn handover_event(
-    before: Option<Phase>,
-    after: Option<Phase>,
+    before: Option<HandoverPhase>,
+    after: Option<HandoverPhase>,
     reason: &str,
 ) -> Option<(&'static str, &'static str)> {
     Some(match (before, after) {
-        (_, Some(Phase::Closed)) if reason == "NodeNotFound" => {
+        (_, Some(HandoverPhase::Closed)) if reason == "NodeNotFound" => {
             ("NodeNotFound", "the node does not exist")
         }
-        (_, Some(Phase::Released)) if before != Some(Phase::Parked) => {
+        (_, Some(HandoverPhase::Released)) if before != Some(HandoverPhase::Parked) => {
             ("ReleaseTaintApplied", "the node is handed over")
         }
-        (_, Some(Phase::Closed)) => ("ReleaseTaintRemoved", "the node is taken back"),
-        (Some(Phase::Released | Phase::Parked), None) => {
+        (_, Some(HandoverPhase::Closed)) => ("ReleaseTaintRemoved", "the node is taken back"),
+        (Some(HandoverPhase::Released | HandoverPhase::Parked), None) => {
             ("OperatorDeleteRequested", "the request was deleted")
         }
         _ => return None,

@@ -69,7 +69,7 @@ async fn resources(
             Signal::Restarted => Input::ListBegun(of),
             Signal::Listed => Input::Listed(of),
             Signal::Applied(object) => match Resource::read(of, &object) {
-                Ok(resource) => Input::Seen(Box::new(resource)),
+                Ok(resource) => Input::Updated(Box::new(resource)),
                 Err(error) => {
                     if let Some(not_logged_before) = malformed.now() {
                         let kind = of.name();
@@ -78,7 +78,7 @@ async fn resources(
                     continue;
                 }
             },
-            Signal::Deleted(name) => Input::Gone(Key { kind: of, name }),
+            Signal::Deleted(name) => Input::Deleted(Key { kind: of, name }),
             Signal::Failing { .. } | Signal::Recovered => continue,
         };
         sender.send(input).await.ok()?;
@@ -197,7 +197,7 @@ async fn marks(
                 let marks = [keys::RESET_STOPPED, keys::HANDED_OVER];
                 let marked = marks.iter().any(|key| annotations[key].is_string());
                 if let Some(name) = node["metadata"]["name"].as_str().filter(|_| marked) {
-                    let marked = Input::Marked(name.to_owned());
+                    let marked = Input::NodeMarked(name.to_owned());
                     sender.send(marked).await.ok()?;
                 }
             }

@@ -25,7 +25,7 @@ pub(super) struct Keep {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expiry {
     /// Set the annotation [`EXPIRY`] to this value.
-    Say(String),
+    Announce(String),
     /// Delete the resource, if it has this uid.
     Delete(String),
 }
@@ -73,6 +73,6 @@ impl Resource {
             return Some(Expiry::Delete(self.uid.clone()));
         }
         let text = due.to_string();
-        (self.keep.expiry.as_ref() != Some(&text)).then_some(Expiry::Say(text))
+        (self.keep.expiry.as_ref() != Some(&text)).then_some(Expiry::Announce(text))
     }
 }

@@ -19,15 +19,18 @@ use model::resource::ATTEMPT_COMPLETE;
 use model::time::later;
 use serde_json::Value;
 
-use crate::SESSION_SEEN_WITHIN;
-use crate::{Act, ITS_SESSION_HAS_ENDED, NOT_OUT, Outcome, Resource, SESSION_ENDED, Status};
+use crate::SESSION_OBSERVED_WITHIN;
+use crate::{
+    Act, CompletionReason, NOT_OUT_OF_SERVICE, Resource, SESSION_ENDED, SESSION_ENDED_MESSAGE,
+    Status,
+};
 
 mod job;
-mod seen;
+mod observation;
 mod services;
 
 pub use job::{Gpus, job, job_name};
-pub use seen::{ResetSeen, ResetState};
+pub use observation::{ResetObservation, ResetState};
 pub use services::{SERVICES, Service, ServicePod, Stopped};
 
 /// Condition that is true once GPUs are reset and services run.
@@ -106,7 +109,7 @@ impl ResetSettings {
 
 /// Input of a decision about a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Case<'a> {
+pub struct ResetInput<'a> {
     /// Request to decide about.
     pub request: &'a Resource,
     /// Node of the request. `None` if the cluster has no node of this name.
@@ -114,7 +117,7 @@ pub struct Case<'a> {
     /// Pods of services on the node. `None` until they have been read.
     pub pods: Option<&'a [ServicePod]>,
     /// Observed state of the reset.
-    pub reset: &'a ResetSeen,
+    pub reset: &'a ResetObservation,
     /// True if a provider carries out the reset instead of a Job.
     pub by_provider: bool,
     /// Other work on the node that comes first, such as another request. `None` if the request
@@ -142,14 +145,14 @@ pub struct Decision {
 }
 
 /// Decides on the next action for a request.
-pub fn decide(case: &Case<'_>) -> Decision {
-    let Case { request, now, .. } = *case;
+pub fn decide(input: &ResetInput<'_>) -> Decision {
+    let ResetInput { request, now, .. } = *input;
     let status = &request.status;
     if let Some(since) = request.deleted_at {
-        return case.delete(since);
+        return input.delete(since);
     }
     if status.completion.is_some() {
-        if let Some((stopped, node)) = case.stopped().zip(case.node) {
+        if let Some((stopped, node)) = input.stopped().zip(input.node) {
             return Decision::now(Act::Node(stopped.put_back(node, false)));
         }
         // Nothing is left to undo, so the deletion of the resource need not wait.
@@ -168,25 +171,25 @@ pub fn decide(case: &Case<'_>) -> Decision {
         return Decision::now(Act::Status(Box::new(next)));
     }
     if let Some(step) = STEPS.into_iter().find(|step| status.is_false(step)) {
-        return case.fail_after(step);
+        return input.fail_after(step);
     }
-    let Some(node) = case.node else {
+    let Some(node) = input.node else {
         let text = format!("the cluster has no node {}", request.node);
-        return case.fails(READY, "NodeNotFound", &text);
+        return input.fails(READY, "NodeNotFound", &text);
     };
     if !status.is_true(READY) {
-        if case.excluded {
-            return case.fails(READY, "NodeExcluded", "the configuration excludes the node");
+        if input.excluded {
+            return input.fails(READY, "NodeExcluded", "the configuration excludes the node");
         }
-        return case.begin(node);
+        return input.begin(node);
     }
     if !status.is_true(TORN_DOWN) {
-        return case.tear_down(node);
+        return input.tear_down(node);
     }
     if !status.is_true(JOB_COMPLETED) {
-        return case.reset(node);
+        return input.reset(node);
     }
-    case.restore(node)
+    input.restore(node)
 }
 
 /// Returns the change that restores the services stopped for a request that no longer exists.
@@ -219,18 +222,18 @@ pub(crate) fn failure(request: &Resource) -> Option<String> {
 }
 
 /// Returns the reason of `AttemptComplete` for a failure.
-fn outcome(reason: &str) -> Outcome {
+fn outcome(reason: &str) -> CompletionReason {
     match reason {
-        NOT_TAKEN => Outcome::TransientFailure,
-        UNCLEAR | TIMED_OUT | UNSEEN => Outcome::AmbiguousFailure,
+        NOT_TAKEN => CompletionReason::TransientFailure,
+        UNCLEAR | TIMED_OUT | UNSEEN => CompletionReason::AmbiguousFailure,
         // A reboot comes next, and is not affected by the failure of the reset.
-        _ => Outcome::PermanentFailure,
+        _ => CompletionReason::PermanentFailure,
     }
 }
 
-// === impl Case ===
+// === impl ResetInput ===
 
-impl Case<'_> {
+impl ResetInput<'_> {
     /// Returns the record of the services stopped by this request.
     fn stopped(&self) -> Option<Stopped> {
         let stopped = Stopped::read(self.node?)?;
@@ -260,23 +263,23 @@ impl Case<'_> {
 
     /// Starts the request once no other work on the node comes first.
     fn begin(&self, node: &NodeView) -> Decision {
-        let seen = self.request.status.since(READY).unwrap_or(self.now);
+        let first_observed = self.request.status.since(READY).unwrap_or(self.now);
         if !self.request.is_permitted(node) {
-            let why = ITS_SESSION_HAS_ENDED;
-            let until = later(seen, SESSION_SEEN_WITHIN);
+            let why = SESSION_ENDED_MESSAGE;
+            let until = later(first_observed, SESSION_OBSERVED_WITHIN);
             if self.now >= until {
                 return self.fails(READY, SESSION_ENDED, why);
             }
             return self.waits(READY, "Pending", why, Some(until));
         }
-        let until = later(seen, self.settings.timeout);
+        let until = later(first_observed, self.settings.timeout);
         let other = Stopped::read(node).filter(|one| one.uid != self.request.uid);
         let other = other.map(|one| format!("GPUReset {}", one.request));
         let at_work = || services::at_work(node).filter(|_| self.settings.services);
         let before = self.before.map(str::to_owned).or(other).or_else(at_work);
-        let before = before.map(|before| format!("{before} is at work on the node"));
+        let before = before.map(|before| format!("{before} is working on the node"));
         let waits = self.request.waits_for_session(node);
-        let Some(why) = before.or_else(|| waits.then(|| NOT_OUT.to_owned())) else {
+        let Some(why) = before.or_else(|| waits.then(|| NOT_OUT_OF_SERVICE.to_owned())) else {
             return self.status(|next| {
                 // The time limit counts from here, not from the creation of the request.
                 next.start = Some(self.now);
@@ -361,43 +364,43 @@ impl Case<'_> {
         }
         let what = self.what();
         match self.reset {
-            ResetSeen::Unknown => {
+            ResetObservation::Unknown => {
                 let until = self.at_least_read(self.unseen_until());
                 if self.now >= until {
-                    let text = format!("{what} cannot be read, and nobody knows how it ended");
+                    let text = format!("{what} cannot be read, so its result is unknown");
                     return self.fails(JOB_COMPLETED, TIMED_OUT, &text);
                 }
                 let mut decision = Decision::waiting(&format!("{what} to be read"));
                 decision.wake = Some(until);
                 decision
             }
-            ResetSeen::Absent if created => {
-                let text = format!("{what} is gone, and nobody knows how it ended");
+            ResetObservation::Absent if created => {
+                let text = format!("{what} is gone, so its result is unknown");
                 self.fails(JOB_COMPLETED, "ResetJobNotFound", &text)
             }
-            ResetSeen::Absent => self.make(node),
-            ResetSeen::Refused(outcome, why) => {
+            ResetObservation::Absent => self.make(node),
+            ResetObservation::Refused(outcome, why) => {
                 let reason = match outcome {
-                    Outcome::TransientFailure => NOT_TAKEN,
+                    CompletionReason::TransientFailure => NOT_TAKEN,
                     _ => "ResetJobCreationFailed",
                 };
                 self.fails(JOB_CREATED, reason, why)
             }
-            ResetSeen::Unclear => {
+            ResetObservation::Unclear => {
                 let until = self.last_moment();
                 if self.now >= until {
-                    let text = "nobody knows whether the provider has reset the GPUs";
+                    let text = "it is unknown whether the provider has reset the GPUs";
                     return self.fails(JOB_CREATED, UNCLEAR, text);
                 }
                 let mut decision = Decision::waiting("the provider to know of its signal");
                 decision.wake = Some(until);
                 decision
             }
-            ResetSeen::Anothers => {
+            ResetObservation::Foreign => {
                 let text = format!("{what} is not this request's");
                 self.fails(JOB_CREATED, "ResetJobCreationFailed", &text)
             }
-            ResetSeen::Ours(_) if !created => self.status(|next| {
+            ResetObservation::Own(_) if !created => self.status(|next| {
                 let job = (
                     self.settings.namespace.clone(),
                     job_name(&self.request.name),
@@ -406,7 +409,7 @@ impl Case<'_> {
                 let reason = "ResetJobCreationSucceeded";
                 next.set(JOB_CREATED, "True", reason, "", self.now);
             }),
-            ResetSeen::Ours(state) => self.watch(state),
+            ResetObservation::Own(state) => self.watch(state),
         }
     }
 
@@ -454,14 +457,14 @@ impl Case<'_> {
     /// Creates the Job or sends the signal, unless the time limit is exceeded.
     fn make(&self, node: &NodeView) -> Decision {
         if !self.request.is_permitted(node) {
-            return self.fails(JOB_CREATED, SESSION_ENDED, ITS_SESSION_HAS_ENDED);
+            return self.fails(JOB_CREATED, SESSION_ENDED, SESSION_ENDED_MESSAGE);
         }
         let (until, what) = (self.last_moment(), self.what());
         if self.request.waits_for_session(node) && self.now < until {
             return Decision {
                 act: None,
                 wake: Some(until),
-                awaits: NOT_OUT.to_owned(),
+                awaits: NOT_OUT_OF_SERVICE.to_owned(),
             };
         }
         if self.now >= until {
@@ -498,7 +501,7 @@ impl Case<'_> {
                 let (limit, reason) = self.limit();
                 let until = later(later(since, limit), JOB_SLACK);
                 if self.now >= until {
-                    let text = format!("{what} does not come to its end");
+                    let text = format!("{what} does not end");
                     return self.fails(JOB_COMPLETED, reason, &text);
                 }
                 let why = format!("the end of {what}");
@@ -554,13 +557,13 @@ impl Case<'_> {
     fn undo(&self, until: Timestamp) -> Option<Decision> {
         let waits = self.now < until && self.node.is_some();
         let awaits = match self.reset {
-            ResetSeen::Ours(ResetState::Active(_)) if self.by_provider => {
+            ResetObservation::Own(ResetState::Active(_)) if self.by_provider => {
                 Some("the end of its reset")
             }
-            ResetSeen::Ours(ResetState::Active(_)) => return Some(Decision::now(Act::Stop)),
-            ResetSeen::Ours(ResetState::Deleting) => Some("its Job to go"),
-            ResetSeen::Unknown => Some("its Job to be read"),
-            ResetSeen::Unclear => Some("the provider to know of its signal"),
+            ResetObservation::Own(ResetState::Active(_)) => return Some(Decision::now(Act::Stop)),
+            ResetObservation::Own(ResetState::Deleting) => Some("its Job to go"),
+            ResetObservation::Unknown => Some("its Job to be read"),
+            ResetObservation::Unclear => Some("the provider to know of its signal"),
             _ => None,
         };
         if let Some(awaits) = awaits.filter(|_| waits) {
@@ -579,14 +582,14 @@ impl Case<'_> {
             let Some((reason, message)) = failure else {
                 next.set(RESTORED, "True", "ServiceRestoreSucceeded", "", now);
                 next.set(COMPLETE, "True", "GPUResetSucceeded", "", now);
-                let outcome = Outcome::Succeeded.word();
+                let outcome = CompletionReason::Succeeded.name();
                 next.set(ATTEMPT_COMPLETE, "True", outcome, "", now);
                 "Succeeded".clone_into(&mut next.phase);
                 return;
             };
             next.set(COMPLETE, "False", reason, message, now);
             let text = format!("{reason}: {message}");
-            let outcome = outcome(reason).word();
+            let outcome = outcome(reason).name();
             next.set(ATTEMPT_COMPLETE, "True", outcome, &text, now);
             "Failed".clone_into(&mut next.phase);
         })

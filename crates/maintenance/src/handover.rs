@@ -13,7 +13,7 @@ use model::time::later;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Act, ITS_SESSION_HAS_ENDED, Resource, SESSION_ENDED, SESSION_SEEN_WITHIN, Status};
+use crate::{Act, Resource, SESSION_ENDED, SESSION_ENDED_MESSAGE, SESSION_OBSERVED_WITHIN, Status};
 
 /// Condition that is true once the node is handed over.
 pub const RELEASED: &str = "NVSentinelOwnershipReleased";
@@ -22,7 +22,7 @@ const INITIALIZING: &str = "Initializing";
 
 /// Progress of a request, for metrics and Events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub enum HandoverPhase {
     /// The request is new.
     Created,
     /// The node is handed over, or does not exist.
@@ -44,7 +44,7 @@ struct Mark {
 
 /// Input of a decision about a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Case<'a> {
+pub struct HandoverInput<'a> {
     /// Request to decide about.
     pub request: &'a Resource,
     /// Node of the request. `None` if the cluster has no node of this name.
@@ -60,25 +60,25 @@ pub struct Case<'a> {
 /// Returns the time of the next decision if nothing happens before.
 pub(crate) fn wake_at(request: &Resource) -> Option<Timestamp> {
     // Until then the node may still show the session that permits the request.
-    (request.attempt.is_some()).then(|| later(request.created, SESSION_SEEN_WITHIN))
+    (request.attempt.is_some()).then(|| later(request.created, SESSION_OBSERVED_WITHIN))
 }
 
 /// Decides on the next action for a request, at most one.
-pub fn decide(case: &Case<'_>) -> Option<Act> {
-    let Case { request, now, .. } = *case;
+pub fn decide(input: &HandoverInput<'_>) -> Option<Act> {
+    let HandoverInput { request, now, .. } = *input;
     let status = &request.status;
     if request.deleted_at.is_some() {
         let last = || request.has_finalizer().then_some(Act::Finalizer(false));
-        return case.take_back().or_else(last);
+        return input.take_back().or_else(last);
     }
     if status.completion.is_some() {
-        return case.take_back();
+        return input.take_back();
     }
     if !request.has_finalizer() {
         return Some(Act::Finalizer(true));
     }
     if status.condition(RELEASED).is_none() {
-        return case.status(|next| {
+        return input.status(|next| {
             next.set(RELEASED, "Unknown", INITIALIZING, "", now);
             if next.condition(EXTERNAL_COMPLETE).is_none() {
                 next.set(EXTERNAL_COMPLETE, "Unknown", INITIALIZING, "", now);
@@ -86,34 +86,34 @@ pub fn decide(case: &Case<'_>) -> Option<Act> {
         });
     }
     if status.is_true(EXTERNAL_COMPLETE) {
-        return (case.take_back()).or_else(|| case.status(|next| next.completion = Some(now)));
+        return (input.take_back()).or_else(|| input.status(|next| next.completion = Some(now)));
     }
     if status.is_true(RELEASED) {
         return None; // The external system has the node, even if it has put the request aside.
     }
     let ends = |reason: &str, text: &str| {
-        case.status(|next| {
+        input.status(|next| {
             next.set(RELEASED, "False", reason, text, now);
             next.completion = Some(now);
         })
     };
-    let Some(node) = case.node else {
+    let Some(node) = input.node else {
         let text = format!("the cluster has no node {}", request.node);
         return ends("NodeNotFound", &text);
     };
-    if case.excluded {
+    if input.excluded {
         return ends("NodeExcluded", "the configuration excludes the node");
     }
     if has(request, node) {
-        return case.status(|next| next.set(RELEASED, "True", "ReleaseTaintApplied", "", now));
+        return input.status(|next| next.set(RELEASED, "True", "ReleaseTaintApplied", "", now));
     }
-    if let Some(before) = case
+    if let Some(before) = input
         .before
         .map(str::to_owned)
         .or_else(|| others(request, node))
     {
-        let text = format!("{before} is at work on the node");
-        return case.status(|next| {
+        let text = format!("{before} is working on the node");
+        return input.status(|next| {
             next.set(RELEASED, "Unknown", "ResourceContention", &text, now);
         });
     }
@@ -122,7 +122,7 @@ pub fn decide(case: &Case<'_>) -> Option<Act> {
         return if waits {
             None
         } else {
-            ends(SESSION_ENDED, ITS_SESSION_HAS_ENDED)
+            ends(SESSION_ENDED, SESSION_ENDED_MESSAGE)
         };
     }
     if request.waits_for_session(node) {
@@ -171,18 +171,18 @@ fn taint(request: &str) -> Taint {
 }
 
 /// Returns the progress of a request.
-pub(crate) fn phase(request: &Resource) -> Phase {
+pub(crate) fn phase(request: &Resource) -> HandoverPhase {
     let status = &request.status;
     if status.completion.is_some() {
-        return Phase::Closed;
+        return HandoverPhase::Closed;
     }
     if status.is_false(EXTERNAL_COMPLETE) {
-        return Phase::Parked;
+        return HandoverPhase::Parked;
     }
     if status.is_true(RELEASED) {
-        return Phase::Released;
+        return HandoverPhase::Released;
     }
-    Phase::Created
+    HandoverPhase::Created
 }
 
 /// Returns the action recommended by the request's event, as written there.
@@ -237,9 +237,9 @@ fn hand_over(request: &Resource, node: &NodeView) -> NodeChange {
     change
 }
 
-// === impl Case ===
+// === impl HandoverInput ===
 
-impl Case<'_> {
+impl HandoverInput<'_> {
     fn status(&self, change: impl FnOnce(&mut Status)) -> Option<Act> {
         let mut next = self.request.status.clone();
         change(&mut next);

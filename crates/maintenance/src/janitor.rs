@@ -24,19 +24,19 @@ mod board;
 mod config;
 mod failure;
 pub mod generic;
+mod order;
 mod record;
 pub mod redfish;
 mod reset;
 mod sending;
 mod signal;
-mod turn;
 
 pub use admission::{Named, Request};
-pub use board::{Board, Effect, Input, Made, News, NodeTold, Written};
+pub use board::{Board, CreateResult, Effect, Input, NodeUpdate, ResourceEvent, WriteResult};
 pub use config::{JanitorConfig, MAX_CONFIG_BYTES, ProviderPlace, Rules};
 pub use failure::{Class, Failure};
 pub use sending::{Answer, Found, Question};
-pub use signal::NodeSeen;
+pub use signal::NodeObservation;
 
 /// Action requested of a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -20,21 +20,20 @@ pub mod validation_request;
 
 pub use expiry::{EXPIRY, Expiry};
 pub(crate) use listings::Listings;
-pub use status::{Condition, Outcome, Status};
+pub use status::{CompletionReason, Condition, Status};
 
 /// API group of all kinds except the hand-over.
 pub const GROUP: &str = "janitor.dgxc.nvidia.com";
 
 /// Time for a node to show the session that a resource was created for. The node is
 /// patched before the resource is created, but the watches of both may arrive in either order.
-pub(crate) const SESSION_SEEN_WITHIN: SignedDuration = SignedDuration::from_secs(10);
+pub(crate) const SESSION_OBSERVED_WITHIN: SignedDuration = SignedDuration::from_secs(10);
 /// Reason of a resource that is cancelled because its session has ended.
 pub(crate) const SESSION_ENDED: &str = "SessionEnded";
 /// Message about a resource that waits until its node is out of service.
-pub(crate) const NOT_OUT: &str =
-    "the node is not out of service as its session says: something has undone that";
+pub(crate) const NOT_OUT_OF_SERVICE: &str = "the node is not out of service although its session requires it: another party has undone that";
 /// Message for the reason [`SESSION_ENDED`].
-pub(crate) const ITS_SESSION_HAS_ENDED: &str =
+pub(crate) const SESSION_ENDED_MESSAGE: &str =
     "the session of the node for which it was made has ended";
 
 /// Kind of a maintenance request.

@@ -22,9 +22,9 @@ impl Listings {
     }
 
     /// Records that a resource exists.
-    pub(crate) fn saw(&mut self, key: &Key) {
-        if let Some(seen) = self.coming.get_mut(&key.kind) {
-            seen.insert(key.name.clone());
+    pub(crate) fn record(&mut self, key: &Key) {
+        if let Some(received) = self.coming.get_mut(&key.kind) {
+            received.insert(key.name.clone());
         }
     }
 
@@ -35,10 +35,10 @@ impl Listings {
         known: impl Iterator<Item = &'a Key>,
     ) -> Vec<Key> {
         self.complete.insert(kind);
-        let Some(seen) = self.coming.remove(&kind) else {
+        let Some(received) = self.coming.remove(&kind) else {
             return Vec::new();
         };
-        let gone = known.filter(|key| key.kind == kind && !seen.contains(&key.name));
+        let gone = known.filter(|key| key.kind == kind && !received.contains(&key.name));
         gone.cloned().collect()
     }
 

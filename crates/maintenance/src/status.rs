@@ -50,7 +50,7 @@ pub struct Condition {
 
 /// Reason of the condition `AttemptComplete`: how a resource ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum CompletionReason {
     /// The work was done.
     Succeeded,
     /// Nothing was done, and another attempt may succeed.
@@ -66,11 +66,11 @@ pub enum Outcome {
     Cancelled,
 }
 
-// === impl Outcome ===
+// === impl CompletionReason ===
 
-impl Outcome {
+impl CompletionReason {
     /// Returns the reason as written in the status.
-    pub fn word(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Succeeded => "Succeeded",
             Self::TransientFailure => "TransientFailure",

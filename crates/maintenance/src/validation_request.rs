@@ -1,7 +1,7 @@
 //! Tests of nodes, requested by a `ValidationRequest` of NVSentinel's lifecycle manager.
 //!
 //! ```text
-//! cluster_view.rs  state of the cluster around a request: nodes, objects, other requests
+//! cluster_view.rs  state of the cluster cluster a request: nodes, objects, other requests
 //! config.rs        the configuration file: tests, providers, and criteria of readiness
 //! status.rs        status of a request
 //! groups.rs        grouping of tests on nodes
@@ -13,7 +13,7 @@
 //! between two steps is therefore harmless: a started test is found by its name, and a node
 //! lists the requests that hold it.
 
-mod around;
+mod cluster_view;
 mod config;
 mod gate;
 mod groups;
@@ -23,7 +23,7 @@ mod step;
 use jiff::Timestamp;
 use serde_json::Value;
 
-pub use around::{Around, NodeState, Readiness};
+pub use cluster_view::{ClusterView, NodeState, Readiness};
 pub use config::{Provider, ValidationConfiguration};
 pub use status::{Phase, Status};
 pub use step::{Act, Step, refused, step};

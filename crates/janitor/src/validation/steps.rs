@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cluster::ApiError;
 use jiff::SignedDuration;
-use maintenance::validation_request::{self as requests, Act, Around, Request, Status};
+use maintenance::validation_request::{self as requests, Act, ClusterView, Request, Status};
 use runtime::logging::chain;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -61,7 +61,7 @@ impl Validator {
             self.wakes.insert(name.to_owned(), now + RETRY);
             return false;
         }
-        let around = Around {
+        let view = ClusterView {
             nodes: self.nodes.states(),
             objects: &self.objects,
             namespace: &self.parts.namespace,
@@ -69,7 +69,7 @@ impl Validator {
             unreadable: &self.unreadable,
             now,
         };
-        let step = requests::step(&request, &self.parts.config, &around);
+        let step = requests::step(&request, &self.parts.config, &view);
         match step.wake {
             Some(wake) => drop(self.wakes.insert(name.to_owned(), wake)),
             None => drop(self.wakes.remove(name)),

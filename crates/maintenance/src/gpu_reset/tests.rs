@@ -49,7 +49,7 @@ struct World {
     /// True if the pods cannot be read.
     unread: bool,
     looks_since: Timestamp,
-    job: ResetSeen,
+    job: ResetObservation,
     by_provider: bool,
     before: Option<String>,
     excluded: bool,
@@ -69,7 +69,7 @@ impl World {
             pods: Vec::new(),
             unread: false,
             looks_since: Timestamp::UNIX_EPOCH,
-            job: ResetSeen::Absent,
+            job: ResetObservation::Absent,
             by_provider: false,
             before: None,
             excluded: false,
@@ -80,7 +80,7 @@ impl World {
     }
 
     fn decide(&self) -> Decision {
-        decide(&Case {
+        decide(&ResetInput {
             request: &Resource::read(Maintenance::Reset, &self.object).unwrap(),
             node: self.node.as_ref(),
             pods: (!self.unread).then_some(&self.pods),
@@ -116,11 +116,11 @@ impl World {
             Act::Node(change) => self.node = self.node.as_ref().map(|one| one.after(&change)),
             Act::Make(job) => {
                 self.made.push(job);
-                self.job = ResetSeen::Ours(ResetState::Active(Some(self.now)));
+                self.job = ResetObservation::Own(ResetState::Active(Some(self.now)));
             }
             Act::Stop => {
                 assert!(!self.by_provider, "a provider cannot be stopped");
-                self.job = ResetSeen::Absent;
+                self.job = ResetObservation::Absent;
             }
         }
     }
@@ -250,7 +250,7 @@ fn pods_of_services_that_cannot_be_read_end_a_reset_and_do_not_hold_it_for_ever(
     let mut world = World::new(node(&[(PLUGIN, "true")]));
     world.settle();
     world.unread = true;
-    world.job = ResetSeen::Ours(ResetState::Succeeded);
+    world.job = ResetObservation::Own(ResetState::Succeeded);
     let decision = world.settle();
     assert_eq!(world.label(PLUGIN), Some("true"));
     world.now = decision.wake.unwrap();
@@ -266,10 +266,10 @@ fn a_reset_that_cannot_be_read_is_not_waited_for_for_ever() {
     for created in [true, false] {
         let mut world = World::new(node(&[(PLUGIN, "true")]));
         if !created {
-            world.job = ResetSeen::Unknown;
+            world.job = ResetObservation::Unknown;
         }
         world.settle();
-        world.job = ResetSeen::Unknown;
+        world.job = ResetObservation::Unknown;
         let decision = world.settle();
         assert!(decision.awaits.ends_with("to be read"), "{decision:?}");
         world.now = decision.wake.unwrap();
@@ -316,7 +316,7 @@ fn services_are_stopped_gpus_are_reset_and_all_is_as_it_was() {
     assert_eq!(world.says(JOB_CREATED), "True ResetJobCreationSucceeded");
     assert_eq!(world.outcome(), None);
     // The labels are restored at once; then the request waits for the pods.
-    world.job = ResetSeen::Ours(ResetState::Succeeded);
+    world.job = ResetObservation::Own(ResetState::Succeeded);
     let decision = world.settle();
     assert_eq!(world.label(PLUGIN), Some("true"));
     assert!(
@@ -365,22 +365,24 @@ fn each_failure_ends_as_one_with_the_services_as_they_were() {
         ("ResetJobFailed", "the Job fails", |world| {
             world.settle();
             world.job =
-                ResetSeen::Ours(ResetState::Failed("DeadlineExceeded: too late".to_owned()));
+                ResetObservation::Own(ResetState::Failed("DeadlineExceeded: too late".to_owned()));
         }),
         ("ResetJobNotFound", "the Job vanishes", |world| {
             world.settle();
-            world.job = ResetSeen::Absent;
+            world.job = ResetObservation::Absent;
         }),
         ("ResetJobFailed", "the Job never ends", |world| {
             world.settle();
             world.passes(8);
         }),
         ("ResetJobCreationFailed", "the Job is refused", |world| {
-            world.job =
-                ResetSeen::Refused(Outcome::PermanentFailure, "denied by policy".to_owned());
+            world.job = ResetObservation::Refused(
+                CompletionReason::PermanentFailure,
+                "denied by policy".to_owned(),
+            );
         }),
         ("ResetJobCreationFailed", "its name is taken", |world| {
-            world.job = ResetSeen::Anothers;
+            world.job = ResetObservation::Foreign;
         }),
         (
             "RestoreTimeoutExceeded",
@@ -390,7 +392,7 @@ fn each_failure_ends_as_one_with_the_services_as_they_were() {
                 world.settle();
                 world.pods.clear();
                 world.settle();
-                world.job = ResetSeen::Ours(ResetState::Succeeded);
+                world.job = ResetObservation::Own(ResetState::Succeeded);
                 world.settle();
                 world.passes(11);
             },
@@ -423,7 +425,7 @@ fn each_failure_ends_as_one_with_the_services_as_they_were() {
         assert_eq!(node.labels, before.labels, "{what}");
         assert_eq!(node.annotations, before.annotations, "{what}");
         assert!(
-            !matches!(world.job, ResetSeen::Ours(ResetState::Active(_))),
+            !matches!(world.job, ResetObservation::Own(ResetState::Active(_))),
             "{what}"
         );
     }
@@ -454,7 +456,7 @@ fn deleted_at_any_step_it_puts_all_back_and_goes() {
             "{step}"
         );
         assert!(
-            !matches!(world.job, ResetSeen::Ours(ResetState::Active(_))),
+            !matches!(world.job, ResetObservation::Own(ResetState::Active(_))),
             "{step}"
         );
         assert!(had || step == 0);
@@ -465,7 +467,7 @@ fn deleted_at_any_step_it_puts_all_back_and_goes() {
 fn a_job_that_does_not_go_holds_nothing_up_for_ever() {
     let mut world = World::new(node(&[(PLUGIN, "true")]));
     world.settle();
-    world.job = ResetSeen::Ours(ResetState::Deleting);
+    world.job = ResetObservation::Own(ResetState::Deleting);
     world.object["metadata"]["deletionTimestamp"] = json!(world.now);
     assert_eq!(world.settle().awaits, "its Job to go");
     assert_eq!(world.label(PLUGIN), Some("false"));
@@ -534,7 +536,7 @@ fn a_service_that_comes_back_is_stopped_again_and_what_others_set_stays() {
     world.apply(set(DCGM, "paused-for-driver-upgrade"));
     world.settle();
     assert_eq!(world.label(PLUGIN), Some("false"));
-    world.job = ResetSeen::Ours(ResetState::Succeeded);
+    world.job = ResetObservation::Own(ResetState::Succeeded);
     world.settle();
     assert_eq!(world.phase(), "Succeeded");
     assert_eq!(world.label(PLUGIN), Some("true"));

@@ -49,7 +49,7 @@ impl World {
     }
 
     fn decide(&self) -> Option<Act> {
-        decide(&Case {
+        decide(&HandoverInput {
             request: &self.request(),
             node: self.node.as_ref(),
             before: self.before.as_deref(),
@@ -143,11 +143,11 @@ fn a_node_is_handed_over_by_one_patch_and_taken_back_by_one() {
             .collect();
         let taint = "nvsentinel.dgxc.nvidia.com/external-remediation=x1:NoSchedule";
         assert_eq!(taints, ["a=b:NoExecute", taint]);
-        assert_eq!(phase(&world.request()), Phase::Released);
+        assert_eq!(phase(&world.request()), HandoverPhase::Released);
         world.external("True");
         world.settle();
         assert_eq!(world.patches, 2);
-        assert_eq!(phase(&world.request()), Phase::Closed);
+        assert_eq!(phase(&world.request()), HandoverPhase::Closed);
         let now = world.node();
         assert_eq!(
             (&now.labels, &now.annotations, &now.taints),
@@ -162,12 +162,15 @@ fn what_is_put_aside_stays_handed_over_and_may_yet_be_done() {
     world.settle();
     world.external("False");
     world.settle();
-    assert_eq!((world.patches, phase(&world.request())), (1, Phase::Parked));
+    assert_eq!(
+        (world.patches, phase(&world.request())),
+        (1, HandoverPhase::Parked)
+    );
     assert!(world.node().is_handed_over());
     world.external("True");
     world.settle();
     assert!(!world.node().is_handed_over());
-    assert_eq!(phase(&world.request()), Phase::Closed);
+    assert_eq!(phase(&world.request()), HandoverPhase::Closed);
 }
 
 #[test]
@@ -201,7 +204,7 @@ fn without_a_node_it_ends() {
     world.node = None;
     world.settle();
     assert_eq!(world.released(), "NodeNotFound");
-    assert_eq!(phase(&world.request()), Phase::Closed);
+    assert_eq!(phase(&world.request()), HandoverPhase::Closed);
     world.object["metadata"]["deletionTimestamp"] = json!(world.now);
     world.settle();
     assert_eq!(world.object["metadata"]["finalizers"], json!([]));
@@ -216,7 +219,7 @@ fn an_excluded_node_is_left_alone() {
         (world.patches, world.released().as_str()),
         (0, "NodeExcluded")
     );
-    assert_eq!(phase(&world.request()), Phase::Closed);
+    assert_eq!(phase(&world.request()), HandoverPhase::Closed);
 }
 
 #[test]

@@ -13,19 +13,19 @@ use serde_json::Value;
 use super::Action;
 use super::config::JanitorConfig;
 use super::sending::ASK_AGAIN;
-use super::signal::Node;
+use super::signal::ObservedNode;
 use crate::gpu_reset::{self, ServicePod, job_name};
 use crate::handover;
 use crate::{Key, Listings, Maintenance, Resource, is_older};
 
 mod entry;
+mod events;
 mod io;
-mod news;
 mod next;
 
 use entry::Entry;
-pub use io::{Effect, Input, Made, News, NodeTold, Written};
-use news::news;
+use events::events_of;
+pub use io::{CreateResult, Effect, Input, NodeUpdate, ResourceEvent, WriteResult};
 
 /// Wait before a failed request to the API server is repeated.
 const WRITE_AGAIN: SignedDuration = SignedDuration::from_secs(5);
@@ -43,7 +43,7 @@ pub struct Board {
     /// Unique id of this process.
     process: String,
     entries: BTreeMap<Key, Entry>,
-    nodes: BTreeMap<String, Around>,
+    nodes: BTreeMap<String, NodeEntry>,
     /// Jobs that reset GPUs, by name, with the termination message of their pods.
     jobs: BTreeMap<String, (Value, Option<String>)>,
     jobs_listed: bool,
@@ -55,12 +55,12 @@ pub struct Board {
 
 /// State of a node and its resources.
 #[derive(Clone, Debug, Default)]
-struct Around {
+struct NodeEntry {
     /// Keys of the node's resources.
     keys: BTreeSet<Key>,
     followed: bool,
     follows_pods: bool,
-    seen: Node,
+    observed: ObservedNode,
     view: Option<Box<NodeView>>,
     pods: Option<Vec<ServicePod>>,
     /// True if a resource that may have left changes on the node has disappeared.
@@ -114,20 +114,20 @@ impl Board {
     }
 
     /// Handles an input and returns its effects. The caller reports the response to each
-    /// effect, except to those that start or stop watches and to [`Effect::Tell`].
-    pub fn take(&mut self, input: Input, now: Timestamp) -> Vec<Effect> {
+    /// effect, except to those that start or stop watches and to [`Effect::Notify`].
+    pub fn handle(&mut self, input: Input, now: Timestamp) -> Vec<Effect> {
         let mut effects = Vec::new();
         self.since.get_or_insert(now);
         match input {
             Input::ListBegun(kind) => self.listings.begin(kind),
             Input::Listed(kind) => self.listed(kind, now, &mut effects),
-            Input::Seen(resource) => self.seen(*resource, now, &mut effects),
-            Input::Gone(key) => self.gone(&key, now, &mut effects),
-            Input::Node(name, told) => self.node(&name, told, now, &mut effects),
+            Input::Updated(resource) => self.updated(*resource, now, &mut effects),
+            Input::Deleted(key) => self.deleted(&key, now, &mut effects),
+            Input::Node(name, update) => self.node_updated(&name, update, now, &mut effects),
             Input::Pods(name, pods) => {
-                if let Some(around) = self.nodes.get_mut(&name).filter(|one| one.followed) {
-                    around.pods = Some(pods);
-                    self.look_at_node(&name, now, &mut effects);
+                if let Some(node_entry) = self.nodes.get_mut(&name).filter(|one| one.followed) {
+                    node_entry.pods = Some(pods);
+                    self.evaluate_node(&name, now, &mut effects);
                 }
             }
             Input::Jobs { listed } => {
@@ -135,19 +135,19 @@ impl Board {
                     self.jobs.clear();
                 }
                 self.jobs_listed = listed;
-                self.look_at_resets(now, &mut effects);
+                self.evaluate_resets(now, &mut effects);
             }
             Input::Job(name, job) => {
                 match job {
                     Some(job) => drop(self.jobs.insert(name, *job)),
                     None => drop(self.jobs.remove(&name)),
                 }
-                self.look_at_resets(now, &mut effects);
+                self.evaluate_resets(now, &mut effects);
             }
-            Input::Marked(name) if !self.is_mine(&name) => {}
-            Input::Marked(name) => {
+            Input::NodeMarked(name) if !self.is_mine(&name) => {}
+            Input::NodeMarked(name) => {
                 self.nodes.entry(name.clone()).or_default().vanished = true;
-                self.look_at_node(&name, now, &mut effects);
+                self.evaluate_node(&name, now, &mut effects);
             }
             Input::Written(key, written) => self.written(&key, written, now, &mut effects),
             Input::Answered(key, operation, answer) => {
@@ -155,21 +155,21 @@ impl Board {
                 // The name may belong to another resource by now.
                 if let Some(entry) = entry.filter(|one| one.resource.operation() == operation) {
                     entry.answered(answer, now);
-                    self.look_at(&key, now, &mut effects);
+                    self.evaluate(&key, now, &mut effects);
                 }
             }
             Input::Changed(by, node, view) => {
                 self.changed(by.as_ref(), &node, view, now, &mut effects);
             }
-            Input::Made(key, made) => self.made(&key, made, now, &mut effects),
+            Input::Created(key, made) => self.made(&key, made, now, &mut effects),
             Input::Stopped(key) => self.tried(&key, WRITE_AGAIN, now, &mut effects),
-            Input::Tried(key) => self.tried(&key, DELETE_AGAIN, now, &mut effects),
+            Input::ExpiryTried(key) => self.tried(&key, DELETE_AGAIN, now, &mut effects),
             Input::NodeTried(key) => {
                 if let Some(entry) = self.entries.get_mut(&key) {
                     entry.asking = false;
                     entry.memory.ask_after = now.checked_add(ASK_AGAIN).ok();
                 }
-                self.look_at(&key, now, &mut effects);
+                self.evaluate(&key, now, &mut effects);
             }
             Input::Time => self.time(now, &mut effects),
         }
@@ -177,9 +177,9 @@ impl Board {
     }
 
     /// Returns the resource that is working on a node, among the `chosen` ones.
-    pub(super) fn at_work(&self, node: &str, chosen: impl Fn(&Key) -> bool) -> Option<String> {
-        let around = self.nodes.get(node)?;
-        let view = around.view.as_deref();
+    pub(super) fn working_on(&self, node: &str, chosen: impl Fn(&Key) -> bool) -> Option<String> {
+        let node_entry = self.nodes.get(node)?;
+        let view = node_entry.view.as_deref();
         let works = |entry: &Entry| {
             let resource = &entry.resource;
             let holds = match resource.kind {
@@ -191,7 +191,10 @@ impl Board {
             };
             holds || (entry.writing.is_some() && !resource.is_over())
         };
-        let keys = around.keys.iter().filter(|key| self.carries_out(key.kind));
+        let keys = node_entry
+            .keys
+            .iter()
+            .filter(|key| self.carries_out(key.kind));
         let mut keys = keys.filter(|key| chosen(key));
         let first = keys.find(|key| self.entries.get(key).is_some_and(works));
         first.map(Key::title)
@@ -220,24 +223,24 @@ impl Board {
 
     fn listed(&mut self, kind: Maintenance, now: Timestamp, effects: &mut Vec<Effect>) {
         for key in self.listings.end(kind, self.entries.keys()) {
-            self.gone(&key, now, effects);
+            self.deleted(&key, now, effects);
         }
         if self.is_ready() {
             for node in self.nodes.keys().cloned().collect::<Vec<_>>() {
-                self.look_at_node(&node, now, effects);
+                self.evaluate_node(&node, now, effects);
             }
         }
     }
 
-    fn seen(&mut self, resource: Resource, now: Timestamp, effects: &mut Vec<Effect>) {
+    fn updated(&mut self, resource: Resource, now: Timestamp, effects: &mut Vec<Effect>) {
         if !self.is_mine(&resource.node) {
             return;
         }
         let key = resource.key();
-        self.listings.saw(&key);
+        self.listings.record(&key);
         if (self.entries.get(&key)).is_some_and(|known| known.resource.uid != resource.uid) {
             // A new resource with the name of a deleted one.
-            self.gone(&key, now, effects);
+            self.deleted(&key, now, effects);
         }
         if let Some(entry) = self.entries.get_mut(&key) {
             if resource.is_older(&entry.resource) {
@@ -247,19 +250,19 @@ impl Board {
                 entry.outdated = None;
             }
             let before = std::mem::replace(&mut entry.resource, resource);
-            self.tell(&key, Some(&before), now, effects);
+            self.notify(&key, Some(&before), now, effects);
         } else {
             let node = resource.node.clone();
             self.entries.insert(key.clone(), Entry::new(resource));
-            let around = self.nodes.entry(node).or_default();
-            around.keys.insert(key.clone());
-            self.tell(&key, None, now, effects);
+            let node_entry = self.nodes.entry(node).or_default();
+            node_entry.keys.insert(key.clone());
+            self.notify(&key, None, now, effects);
         }
-        self.look_around(&key, now, effects);
+        self.evaluate_siblings(&key, now, effects);
     }
 
     /// Reports the events of a change of a resource, given its previous state.
-    fn tell(
+    fn notify(
         &self,
         key: &Key,
         before: Option<&Resource>,
@@ -269,69 +272,85 @@ impl Board {
         let after = self.entries.get(key).map(|entry| &entry.resource);
         let node = after.or(before).map(|one| one.node.as_str());
         let keys = node.and_then(|node| self.nodes.get(node));
-        let of_node = keys.into_iter().flat_map(|around| &around.keys);
+        let of_node = keys.into_iter().flat_map(|node_entry| &node_entry.keys);
         let of_node = of_node.filter_map(|key| self.entries.get(key));
         let resets = of_node.filter(|one| one.resource.kind == Maintenance::Reset);
         let active = resets.filter(|one| gpu_reset::is_active(&one.resource));
-        let news = news(before, after, active.count(), now);
-        effects.extend(news.into_iter().map(Effect::Tell));
+        let events = events_of(before, after, active.count(), now);
+        effects.extend(events.into_iter().map(Effect::Notify));
     }
 
-    fn gone(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
+    fn deleted(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
         self.set_wake(key, None);
         let Some(Entry { resource, .. }) = self.entries.remove(key) else {
             return;
         };
-        self.tell(key, Some(&resource), now, effects);
-        if let Some(around) = self.nodes.get_mut(&resource.node) {
-            around.keys.remove(key);
-            around.vanished |= key.kind.finalizer().is_some();
+        self.notify(key, Some(&resource), now, effects);
+        if let Some(node_entry) = self.nodes.get_mut(&resource.node) {
+            node_entry.keys.remove(key);
+            node_entry.vanished |= key.kind.finalizer().is_some();
         }
-        self.look_at_node(&resource.node, now, effects);
+        self.evaluate_node(&resource.node, now, effects);
     }
 
-    fn node(
+    fn node_updated(
         &mut self,
         name: &str,
-        told: Option<Box<NodeTold>>,
+        update: Option<Box<NodeUpdate>>,
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(around) = self.nodes.get_mut(name).filter(|around| around.followed) else {
+        let Some(node_entry) = self
+            .nodes
+            .get_mut(name)
+            .filter(|node_entry| node_entry.followed)
+        else {
             return;
         };
-        let is_old = |new: &NodeTold| {
-            let old = around.view.as_ref().filter(|old| old.uid == new.view.uid);
+        let is_old = |new: &NodeUpdate| {
+            let old = node_entry
+                .view
+                .as_ref()
+                .filter(|old| old.uid == new.view.uid);
             old.is_some_and(|old| is_older(&new.view.resource_version, &old.resource_version))
         };
-        if told.as_deref().is_some_and(is_old) {
+        if update.as_deref().is_some_and(is_old) {
             return;
         }
-        (around.seen, around.view) = match told {
-            Some(told) => (Node::There(told.seen), Some(Box::new(told.view))),
-            None => (Node::Absent, None),
+        (node_entry.observed, node_entry.view) = match update {
+            Some(update) => (
+                ObservedNode::Present(update.observation),
+                Some(Box::new(update.view)),
+            ),
+            None => (ObservedNode::Absent, None),
         };
-        self.look_at_node(name, now, effects);
+        self.evaluate_node(name, now, effects);
     }
 
-    fn written(&mut self, key: &Key, written: Written, now: Timestamp, effects: &mut Vec<Effect>) {
+    fn written(
+        &mut self,
+        key: &Key,
+        written: WriteResult,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
         let version = entry.writing.take();
         match written {
-            Written::Done(resource) if resource.uid == entry.resource.uid => {
+            WriteResult::Done(resource) if resource.uid == entry.resource.uid => {
                 let before = entry.resource.clone();
                 entry.has_written(*resource, now);
-                self.tell(key, Some(&before), now, effects);
+                self.notify(key, Some(&before), now, effects);
             }
-            Written::Changed | Written::Done(_) => {
+            WriteResult::Changed | WriteResult::Done(_) => {
                 entry.outdated = version;
                 entry.not_before = None;
             }
-            Written::Failed => entry.not_before = now.checked_add(WRITE_AGAIN).ok(),
+            WriteResult::Failed => entry.not_before = now.checked_add(WRITE_AGAIN).ok(),
         }
-        self.look_around(key, now, effects);
+        self.evaluate_siblings(key, now, effects);
     }
 
     fn changed(
@@ -347,35 +366,37 @@ impl Board {
             let again = now.checked_add(WRITE_AGAIN).ok();
             entry.not_before = again.filter(|_| view.is_none());
         }
-        let Some(around) = self.nodes.get_mut(node) else {
+        let Some(node_entry) = self.nodes.get_mut(node) else {
             return;
         };
         if by.is_none() {
-            around.busy = false;
+            node_entry.busy = false;
         }
         let failed = view.is_none();
-        if around.followed && !failed {
-            around.view = view;
+        if node_entry.followed && !failed {
+            node_entry.view = view;
         }
         // A retry without a resource has no time of its own and happens with the next tick.
         if by.is_some() || !failed {
-            self.look_at_node(node, now, effects);
+            self.evaluate_node(node, now, effects);
         }
     }
 
-    fn made(&mut self, key: &Key, made: Made, now: Timestamp, effects: &mut Vec<Effect>) {
+    fn made(&mut self, key: &Key, made: CreateResult, now: Timestamp, effects: &mut Vec<Effect>) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
         (entry.writing, entry.not_before) = (None, None);
         match made {
-            Made::Done(job) => {
+            CreateResult::Done(job) => {
                 self.jobs.entry(job_name(&key.name)).or_insert((*job, None));
             }
-            Made::Refused(why) => entry.refused = Some(why),
-            Made::Exists | Made::Failed => entry.not_before = now.checked_add(WRITE_AGAIN).ok(),
+            CreateResult::Refused(why) => entry.refused = Some(why),
+            CreateResult::Exists | CreateResult::Failed => {
+                entry.not_before = now.checked_add(WRITE_AGAIN).ok();
+            }
         }
-        self.look_around(key, now, effects);
+        self.evaluate_siblings(key, now, effects);
     }
 
     fn tried(
@@ -389,7 +410,7 @@ impl Board {
             entry.writing = None;
             entry.not_before = now.checked_add(again).ok();
         }
-        self.look_around(key, now, effects);
+        self.evaluate_siblings(key, now, effects);
     }
 
     fn time(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
@@ -398,11 +419,14 @@ impl Board {
                 break;
             }
             self.set_wake(&key, None);
-            self.look_at(&key, now, effects);
+            self.evaluate(&key, now, effects);
         }
-        let vanished = self.nodes.iter().filter(|(_, around)| around.vanished);
+        let vanished = self
+            .nodes
+            .iter()
+            .filter(|(_, node_entry)| node_entry.vanished);
         for node in vanished.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
-            self.look_at_node(&node, now, effects);
+            self.evaluate_node(&node, now, effects);
         }
     }
 
@@ -420,93 +444,99 @@ impl Board {
     }
 
     /// Evaluates all resources of the resource's node.
-    fn look_around(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
+    fn evaluate_siblings(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
         let node = self.entries.get(key).map(|one| one.resource.node.clone());
         if let Some(node) = node {
-            self.look_at_node(&node, now, effects);
+            self.evaluate_node(&node, now, effects);
         }
     }
 
-    fn look_at_resets(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+    fn evaluate_resets(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         let open = self.entries.values().map(|entry| &entry.resource);
         let open = open.filter(|one| one.kind == Maintenance::Reset && self.is_open(one));
         for node in open.map(|one| one.node.clone()).collect::<BTreeSet<_>>() {
-            self.look_at_node(&node, now, effects);
+            self.evaluate_node(&node, now, effects);
         }
     }
 
-    fn look_at_node(&mut self, node: &str, now: Timestamp, effects: &mut Vec<Effect>) {
-        self.follow(node, effects);
-        let keys = self.nodes.get(node).map(|around| around.keys.clone());
+    fn evaluate_node(&mut self, node: &str, now: Timestamp, effects: &mut Vec<Effect>) {
+        self.update_watches(node, effects);
+        let keys = self
+            .nodes
+            .get(node)
+            .map(|node_entry| node_entry.keys.clone());
         for key in keys.into_iter().flatten() {
-            self.look_at(&key, now, effects);
+            self.evaluate(&key, now, effects);
         }
         if self.is_ready() {
-            self.clear_up(node, effects);
+            self.undo_leftovers(node, effects);
         }
     }
 
     /// Starts or stops the watches of a node.
-    fn follow(&mut self, node: &str, effects: &mut Vec<Effect>) {
-        let Some(around) = self.nodes.get(node) else {
+    fn update_watches(&mut self, node: &str, effects: &mut Vec<Effect>) {
+        let Some(node_entry) = self.nodes.get(node) else {
             return;
         };
-        let entries = around.keys.iter().filter_map(|key| self.entries.get(key));
+        let entries = node_entry
+            .keys
+            .iter()
+            .filter_map(|key| self.entries.get(key));
         let open = entries.filter(|entry| self.is_open(&entry.resource));
         let open: BTreeSet<Maintenance> = open.map(|entry| entry.resource.kind).collect();
-        let wanted = !open.is_empty() || around.vanished;
+        let wanted = !open.is_empty() || node_entry.vanished;
         let pods = open.contains(&Maintenance::Reset);
-        let Some(around) = self.nodes.get_mut(node) else {
+        let Some(node_entry) = self.nodes.get_mut(node) else {
             return;
         };
-        if wanted && !around.followed {
-            around.followed = true;
-            effects.push(Effect::Follow(node.to_owned()));
+        if wanted && !node_entry.followed {
+            node_entry.followed = true;
+            effects.push(Effect::WatchNode(node.to_owned()));
         }
-        if pods && !around.follows_pods {
-            around.follows_pods = true;
-            effects.push(Effect::FollowPods(node.to_owned()));
+        if pods && !node_entry.follows_pods {
+            node_entry.follows_pods = true;
+            effects.push(Effect::WatchPods(node.to_owned()));
         }
         if wanted {
             return;
         }
-        let keys = std::mem::take(&mut around.keys);
-        if around.followed {
-            effects.push(Effect::Leave(node.to_owned()));
+        let keys = std::mem::take(&mut node_entry.keys);
+        if node_entry.followed {
+            effects.push(Effect::StopWatching(node.to_owned()));
         }
         if keys.is_empty() {
             self.nodes.remove(node);
         } else {
-            *around = Around {
+            *node_entry = NodeEntry {
                 keys,
-                ..Around::default()
+                ..NodeEntry::default()
             };
         }
     }
 
     /// Undoes the changes of disappeared resources on a node.
-    fn clear_up(&mut self, node: &str, effects: &mut Vec<Effect>) {
-        let Some(around) = self.nodes.get_mut(node) else {
+    fn undo_leftovers(&mut self, node: &str, effects: &mut Vec<Effect>) {
+        let Some(node_entry) = self.nodes.get_mut(node) else {
             return;
         };
-        if !around.vanished || around.busy || around.seen == Node::Unseen {
+        if !node_entry.vanished || node_entry.busy || node_entry.observed == ObservedNode::Unknown {
             return;
         }
-        let keys = around.keys.iter();
+        let keys = node_entry.keys.iter();
         let there: BTreeSet<&str> = keys
             .filter_map(|key| self.entries.get(key))
             .map(|entry| entry.resource.uid.as_str())
             .collect();
         let exists = |uid: &str| there.contains(uid);
-        let view = around.view.clone();
+        let view = node_entry.view.clone();
         let change = view.as_ref().and_then(|view| {
             gpu_reset::left_behind(view, exists).or_else(|| handover::left_behind(view, exists))
         });
         let Some((view, change)) = view.zip(change) else {
-            around.vanished = false;
-            return self.follow(node, effects);
+            node_entry.vanished = false;
+            return self.update_watches(node, effects);
         };
-        around.busy = true;
+        node_entry.busy = true;
         effects.push(Effect::Change(None, view, change));
     }
 }

@@ -69,7 +69,7 @@ impl Failure {
 
 impl Class {
     /// Returns the class as written in `failure_class` of an `ErrorInfo`.
-    pub fn word(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Transient => "TRANSIENT",
             Self::Permanent => "PERMANENT",
@@ -78,9 +78,9 @@ impl Class {
     }
 
     /// Returns the class with this name.
-    pub fn of_word(word: &str) -> Option<Self> {
+    pub fn of_name(name: &str) -> Option<Self> {
         [Self::Transient, Self::Permanent, Self::Ambiguous]
             .into_iter()
-            .find(|class| class.word() == word)
+            .find(|class| class.name() == name)
     }
 }

@@ -5,8 +5,8 @@ use super::failure::Class;
 use super::record::{Record, SIGNAL_SENT};
 use super::sending::{Answer, Course, Question, Sending};
 use super::signal::Step;
-use crate::gpu_reset::{ResetSeen, ResetState, is_reset};
-use crate::{Condition, Outcome, Status};
+use crate::gpu_reset::{ResetObservation, ResetState, is_reset};
+use crate::{CompletionReason, Condition, Status};
 
 /// Signal of a reset.
 pub(super) struct ResetSignal<'a>(pub(super) Sending<'a>);
@@ -29,7 +29,7 @@ impl ResetSignal<'_> {
             Course::Note(status) => Some(status),
             Course::Refused(outcome, why) => {
                 let mut next = resource.status.clone();
-                next.set(SIGNAL_SENT, "False", outcome.word(), &why, now);
+                next.set(SIGNAL_SENT, "False", outcome.name(), &why, now);
                 Some(next)
             }
             _ => None,
@@ -37,25 +37,25 @@ impl ResetSignal<'_> {
     }
 
     /// Returns the observed state of the reset.
-    pub(super) fn seen(&self) -> ResetSeen {
+    pub(super) fn observation(&self) -> ResetObservation {
         let Some(record) = self.record() else {
-            return ResetSeen::Absent;
+            return ResetObservation::Absent;
         };
         if let Some(signal) = self.signal().filter(|_| self.is_answered()) {
             if signal.status == "True" {
-                return ResetSeen::Ours(self.state());
+                return ResetObservation::Own(self.state());
             }
-            let for_now = Outcome::TransientFailure;
-            let outcome = if signal.reason == for_now.word() {
+            let for_now = CompletionReason::TransientFailure;
+            let outcome = if signal.reason == for_now.name() {
                 for_now
             } else {
-                Outcome::PermanentFailure
+                CompletionReason::PermanentFailure
             };
-            return ResetSeen::Refused(outcome, signal.message.clone());
+            return ResetObservation::Refused(outcome, signal.message.clone());
         }
         match self.0.course(&record) {
-            Course::Announce(_) | Course::Later(_) | Course::Send => ResetSeen::Absent,
-            _ => ResetSeen::Unclear,
+            Course::Announce(_) | Course::Later(_) | Course::Send => ResetObservation::Absent,
+            _ => ResetObservation::Unclear,
         }
     }
 
@@ -117,7 +117,7 @@ impl ResetSignal<'_> {
 
     /// Returns the state of a reset whose signal was accepted.
     fn state(&self) -> ResetState {
-        match &self.0.memory.heard {
+        match &self.0.memory.response {
             _ if self.0.memory.ready => ResetState::Succeeded,
             Some(Answer::Ready(Err(failure))) if failure.class == Class::Permanent => {
                 ResetState::Failed(failure.text())

@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::failure::{Class, Failure};
 use super::record::{Record, SIGNAL_SENT};
-use crate::{Outcome, Resource, Status};
+use crate::{CompletionReason, Resource, Status};
 
 /// Most signals of one resource that a provider refuses for now. All tries together take some
 /// ten minutes, within the usual deadline.
@@ -67,7 +67,7 @@ pub(super) struct Memory {
     /// Try whose signal this process has sent.
     pub(super) sent: Option<u32>,
     /// Response that is not in the status yet.
-    pub(super) heard: Option<Answer>,
+    pub(super) response: Option<Answer>,
     /// Earliest time of the next question.
     pub(super) ask_after: Option<Timestamp>,
     /// True once the provider has reported that it does not recognise operations.
@@ -102,7 +102,7 @@ pub(super) enum Course {
     /// provider cannot be asked.
     Wait(Option<Timestamp>),
     /// No signal is on its way, and none will be sent: the resulting end and its reason.
-    Refused(Outcome, String),
+    Refused(CompletionReason, String),
 }
 
 // === impl Sending ===
@@ -110,8 +110,8 @@ pub(super) enum Course {
 impl Sending<'_> {
     /// Returns the next step, given the record in the status.
     pub(super) fn course(&self, record: &Record) -> Course {
-        if let Some(answer) = &self.memory.heard
-            && let Some(course) = self.heard(record, answer)
+        if let Some(answer) = &self.memory.response
+            && let Some(course) = self.course_after(record, answer)
         {
             return course;
         }
@@ -140,20 +140,20 @@ impl Sending<'_> {
     pub(super) fn announce(&self, status: &mut Status, record: &Record) {
         record.write(status, self.now);
         let message = format!("operation {}", self.resource.operation());
-        self.say(status, "Unknown", SENDING, &message);
+        self.set(status, "Unknown", SENDING, &message);
     }
 
-    fn heard(&self, record: &Record, answer: &Answer) -> Option<Course> {
+    fn course_after(&self, record: &Record, answer: &Answer) -> Option<Course> {
         match answer {
             Answer::Sent(Ok(request)) | Answer::Found(Ok(Found::Sent(request))) => {
                 let mut status = self.resource.status.clone();
-                self.say(&mut status, "True", SUCCEEDED, request);
+                self.set(&mut status, "True", SUCCEEDED, request);
                 Some(Course::Note(status))
             }
             Answer::Sent(Err(failure)) => match failure.class {
                 Class::Transient => Some(self.refused_for_now(record, failure)),
                 Class::Permanent => {
-                    let outcome = Outcome::PermanentFailure;
+                    let outcome = CompletionReason::PermanentFailure;
                     Some(Course::Refused(outcome, failure.text()))
                 }
                 Class::Ambiguous => self.unclear(failure),
@@ -167,17 +167,17 @@ impl Sending<'_> {
     fn unclear(&self, failure: &Failure) -> Option<Course> {
         let mut status = self.resource.status.clone();
         let message = format!(
-            "nobody knows whether the signal was sent; the provider is asked for it: {}",
+            "it is unknown whether the signal was sent; the provider is asked about it: {}",
             failure.text()
         );
-        self.say(&mut status, "Unknown", UNCLEAR, &message);
+        self.set(&mut status, "Unknown", UNCLEAR, &message);
         (status != self.resource.status).then_some(Course::Note(status))
     }
 
     fn refused_for_now(&self, record: &Record, failure: &Failure) -> Course {
         if record.attempt >= MAX_TRIES {
             let message = format!("after {MAX_TRIES} tries: {}", failure.text());
-            return Course::Refused(Outcome::TransientFailure, message);
+            return Course::Refused(CompletionReason::TransientFailure, message);
         }
         let doubled = BACK_OFF
             .checked_mul(1 << record.attempt.saturating_sub(1).min(16))
@@ -191,7 +191,7 @@ impl Sending<'_> {
         };
         record.write(&mut status, self.now);
         let message = format!("try {} of {MAX_TRIES}: {}", record.attempt, failure.text());
-        self.say(&mut status, "Unknown", RETRYING, &message);
+        self.set(&mut status, "Unknown", RETRYING, &message);
         Course::Note(status)
     }
 
@@ -199,7 +199,7 @@ impl Sending<'_> {
     fn send_again(&self, record: &Record) -> Course {
         if record.attempt >= MAX_TRIES {
             let message = format!("the signal did not reach the provider in {MAX_TRIES} tries");
-            return Course::Refused(Outcome::TransientFailure, message);
+            return Course::Refused(CompletionReason::TransientFailure, message);
         }
         let mut status = self.resource.status.clone();
         let record = Record {
@@ -212,7 +212,7 @@ impl Sending<'_> {
         Course::Announce(status)
     }
 
-    fn say(&self, status: &mut Status, to: &str, reason: &str, message: &str) {
+    fn set(&self, status: &mut Status, to: &str, reason: &str, message: &str) {
         status.set(SIGNAL_SENT, to, reason, message, self.now);
     }
 }

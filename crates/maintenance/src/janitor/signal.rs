@@ -21,11 +21,11 @@ use serde_json::Value;
 use super::Action;
 use super::config::{JanitorConfig, Rules};
 use super::failure::Class;
+use super::order::Position;
 use super::record::{MANUAL_MODE, Record, SIGNAL_SENT};
 use super::sending::{Answer, Course, Memory, Question, RETRYING, SUCCEEDED, Sending, UNCLEAR};
-use super::turn::Turn;
-use crate::SESSION_SEEN_WITHIN;
-use crate::{Condition, ITS_SESSION_HAS_ENDED, Outcome, Resource, SESSION_ENDED, Status};
+use crate::SESSION_OBSERVED_WITHIN;
+use crate::{CompletionReason, Condition, Resource, SESSION_ENDED, SESSION_ENDED_MESSAGE, Status};
 
 /// Time limit for a person to carry out the action, in manual mode.
 const MANUAL: SignedDuration = SignedDuration::from_hours(24);
@@ -37,7 +37,7 @@ const FAILED: &str = "Failed";
 
 /// State of a node, as far as reboots and terminations depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeSeen {
+pub struct NodeObservation {
     /// `metadata.uid` of the node.
     pub uid: String,
     /// Id of the node's current boot.
@@ -54,22 +54,22 @@ pub struct NodeSeen {
 
 /// Knowledge about a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Node {
+pub(super) enum ObservedNode {
     /// The node has not been observed yet.
     #[default]
-    Unseen,
+    Unknown,
     /// There is no node of this name.
     Absent,
     /// The node exists, in this state.
-    There(NodeSeen),
+    Present(NodeObservation),
 }
 
 /// Input of a decision.
 pub(super) struct Situation<'a> {
     pub(super) resource: &'a Resource,
     pub(super) action: Action,
-    pub(super) node: &'a Node,
-    pub(super) turn: Turn,
+    pub(super) node: &'a ObservedNode,
+    pub(super) position: Position,
     pub(super) rules: &'a Rules,
     pub(super) memory: &'a Memory,
     /// Id of this process.
@@ -92,7 +92,7 @@ pub(super) enum Step {
 
 /// End of a resource, with the resulting conditions.
 struct End<'a> {
-    outcome: Outcome,
+    outcome: CompletionReason,
     /// New status and reason of `SignalSent`. `None` to keep it.
     signal: Option<(&'a str, &'a str)>,
     /// New status and reason of the action's condition. `None` to keep it.
@@ -100,9 +100,9 @@ struct End<'a> {
     message: &'a str,
 }
 
-// === impl NodeSeen ===
+// === impl NodeObservation ===
 
-impl NodeSeen {
+impl NodeObservation {
     /// Reads a node object.
     pub fn read(object: &Value, config: &JanitorConfig) -> Self {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
@@ -149,47 +149,47 @@ impl Situation<'_> {
     }
 
     fn begin(&self) -> Step {
-        if let Turn::Behind { before, same } = &self.turn {
+        if let Position::Behind { before, same } = &self.position {
             if *same {
-                let message = format!("{before} asks for the same and is under way");
-                return self.refused(Outcome::Superseded, "Superseded", &message);
+                let message = format!("{before} requests the same and is in progress");
+                return self.refused(CompletionReason::Superseded, "Superseded", &message);
             }
             return Step::Wait(None);
         }
         match self.node {
-            Node::Unseen => Step::Wait(None),
-            Node::Absent => {
+            ObservedNode::Unknown => Step::Wait(None),
+            ObservedNode::Absent => {
                 let message = format!("there is no node {}", self.resource.node);
-                self.refused(Outcome::Cancelled, "NodeNotFound", &message)
+                self.refused(CompletionReason::Cancelled, "NodeNotFound", &message)
             }
-            Node::There(node) if node.excluded => {
+            ObservedNode::Present(node) if node.excluded => {
                 let message = "the configuration excludes this node (global.nodes.exclusions)";
-                self.refused(Outcome::PermanentFailure, "Excluded", message)
+                self.refused(CompletionReason::PermanentFailure, "Excluded", message)
             }
-            Node::There(node) if self.lacks_permission(node) => {
-                let until = self.resource.created.checked_add(SESSION_SEEN_WITHIN);
+            ObservedNode::Present(node) if self.lacks_permission(node) => {
+                let until = self.resource.created.checked_add(SESSION_OBSERVED_WITHIN);
                 match until {
                     Ok(until) if self.now < until => Step::Wait(Some(until)),
                     _ => {
-                        let outcome = Outcome::Cancelled;
-                        self.refused(outcome, SESSION_ENDED, ITS_SESSION_HAS_ENDED)
+                        let outcome = CompletionReason::Cancelled;
+                        self.refused(outcome, SESSION_ENDED, SESSION_ENDED_MESSAGE)
                     }
                 }
             }
-            Node::There(node) if self.waits_for_session(node) => Step::Wait(None),
-            Node::There(node) => self.begun(node),
+            ObservedNode::Present(node) if self.waits_for_session(node) => Step::Wait(None),
+            ObservedNode::Present(node) => self.begun(node),
         }
     }
 
     /// Returns whether the resource was created for a session that the node does not, or no
     /// longer, show.
-    fn lacks_permission(&self, node: &NodeSeen) -> bool {
+    fn lacks_permission(&self, node: &NodeObservation) -> bool {
         let attempt = self.resource.attempt.as_ref();
         attempt.is_some_and(|attempt| node.permit.attempt.as_ref() != Some(attempt))
     }
 
     /// Returns whether the resource waits until the state of its node matches the session.
-    fn waits_for_session(&self, node: &NodeSeen) -> bool {
+    fn waits_for_session(&self, node: &NodeObservation) -> bool {
         self.resource.attempt.is_some() && node.permit.waits
     }
 
@@ -197,20 +197,20 @@ impl Situation<'_> {
     /// has ended, or may have. Must be called only if no signal was sent.
     fn ended_with_its_session(&self) -> Option<Step> {
         match self.node {
-            Node::Unseen => self.resource.attempt.as_ref().map(|_| Step::Wait(None)),
-            Node::There(node) if self.lacks_permission(node) => Some(self.end(&End {
-                outcome: Outcome::Cancelled,
+            ObservedNode::Unknown => self.resource.attempt.as_ref().map(|_| Step::Wait(None)),
+            ObservedNode::Present(node) if self.lacks_permission(node) => Some(self.end(&End {
+                outcome: CompletionReason::Cancelled,
                 signal: Some(("False", SESSION_ENDED)),
                 done: None,
-                message: ITS_SESSION_HAS_ENDED,
+                message: SESSION_ENDED_MESSAGE,
             })),
-            Node::There(node) if self.waits_for_session(node) => Some(Step::Wait(None)),
-            Node::Absent | Node::There(_) => None,
+            ObservedNode::Present(node) if self.waits_for_session(node) => Some(Step::Wait(None)),
+            ObservedNode::Absent | ObservedNode::Present(_) => None,
         }
     }
 
     /// Records the start and, unless a person has to act, that the signal is about to be sent.
-    fn begun(&self, node: &NodeSeen) -> Step {
+    fn begun(&self, node: &NodeObservation) -> Step {
         let mut status = self.resource.status.clone();
         status.start = Some(self.now);
         let record = Record {
@@ -226,15 +226,15 @@ impl Situation<'_> {
         };
         if self.rules.manual {
             record.write(&mut status, self.now);
-            let message = "somebody else has to do it; this resource ends once it is done";
+            let message = "a person has to do it; this resource ends once it is done";
             let reason = "OutsideActorRequired";
-            self.say(&mut status, MANUAL_MODE, "True", reason, message);
-            self.say(&mut status, SIGNAL_SENT, "Unknown", INITIALIZING, "");
+            self.set(&mut status, MANUAL_MODE, "True", reason, message);
+            self.set(&mut status, SIGNAL_SENT, "Unknown", INITIALIZING, "");
         } else {
             self.sending().announce(&mut status, &record);
         }
         let done = self.action.done();
-        self.say(&mut status, done, "Unknown", INITIALIZING, "");
+        self.set(&mut status, done, "Unknown", INITIALIZING, "");
         Step::Write(status)
     }
 
@@ -244,7 +244,7 @@ impl Situation<'_> {
         if let Some(message) = self.success(record.as_ref()) {
             let done = Some(("True", SUCCEEDED));
             return self.end(&End {
-                outcome: Outcome::Succeeded,
+                outcome: CompletionReason::Succeeded,
                 signal: None,
                 done,
                 message: &message,
@@ -262,7 +262,7 @@ impl Situation<'_> {
             // NVSentinel's janitor stopped between two writes.
             Some("False") => {
                 let message = signal.map_or("", |one| &one.message);
-                self.not_sent(Outcome::PermanentFailure, message)
+                self.not_sent(CompletionReason::PermanentFailure, message)
             }
             _ => self.send(record),
         };
@@ -278,30 +278,32 @@ impl Situation<'_> {
     fn success(&self, record: Option<&Record>) -> Option<String> {
         let name = &self.resource.node;
         match (self.action, self.node) {
-            (Action::Reboot, Node::There(node)) => {
+            (Action::Reboot, ObservedNode::Present(node)) => {
                 let changed = record.is_some_and(|before| {
                     let known = before.attempt > 0 || !before.boot_id.is_empty();
                     known && !node.boot_id.is_empty() && node.boot_id != before.boot_id
                 });
                 // Started by NVSentinel's janitor, so the boot before the signal is unknown.
                 let unknown = record.is_none_or(|before| before.attempt == 0);
-                let said = unknown && self.memory.ready && self.was_ready_after_signal(node);
-                (node.ready && (changed || said))
+                let reported = unknown && self.memory.ready && self.was_ready_after_signal(node);
+                (node.ready && (changed || reported))
                     .then(|| format!("the node is ready in the boot {}", node.boot_id))
             }
-            (Action::Reboot, Node::Absent) | (Action::Reset, _) | (_, Node::Unseen) => None,
-            (Action::Terminate, Node::There(node)) => {
+            (Action::Reboot, ObservedNode::Absent)
+            | (Action::Reset, _)
+            | (_, ObservedNode::Unknown) => None,
+            (Action::Terminate, ObservedNode::Present(node)) => {
                 let another = record.is_some_and(|record| {
                     !record.node_uid.is_empty() && node.uid != record.node_uid
                 });
                 another.then(|| format!("another node has the name {name}"))
             }
-            (Action::Terminate, Node::Absent) => Some(format!("the node {name} is gone")),
+            (Action::Terminate, ObservedNode::Absent) => Some(format!("the node {name} is gone")),
         }
     }
 
     /// Returns whether the node became ready after the signal.
-    fn was_ready_after_signal(&self, node: &NodeSeen) -> bool {
+    fn was_ready_after_signal(&self, node: &NodeObservation) -> bool {
         let sent = self.resource.status.since(SIGNAL_SENT);
         matches!((sent, node.ready_since), (Some(sent), Some(since)) if since > sent)
     }
@@ -329,9 +331,9 @@ impl Situation<'_> {
         let reason = signal.map_or("", |one| &one.reason);
         // Nothing was done while it waited for another try.
         let outcome = if reason == RETRYING {
-            Outcome::TransientFailure
+            CompletionReason::TransientFailure
         } else {
-            Outcome::AmbiguousFailure
+            CompletionReason::AmbiguousFailure
         };
         let condition = self.action.done();
         let message = format!("{condition} did not become true within {minutes} min");
@@ -347,13 +349,13 @@ impl Situation<'_> {
     fn send(&self, record: Option<Record>) -> Step {
         let Some(record) = record else {
             return match self.node {
-                Node::Unseen => Step::Wait(None),
-                Node::Absent => self.taken_over(None),
-                Node::There(node) => self.taken_over(Some(node)),
+                ObservedNode::Unknown => Step::Wait(None),
+                ObservedNode::Absent => self.taken_over(None),
+                ObservedNode::Present(node) => self.taken_over(Some(node)),
             };
         };
         // Two resources started at once, since the write for one was not observed in time.
-        let is_behind = matches!(self.turn, Turn::Behind { .. });
+        let is_behind = matches!(self.position, Position::Behind { .. });
         match self.sending().course(&record) {
             Course::Note(status) => Step::Write(status),
             Course::Refused(outcome, message) => self.not_sent(outcome, &message),
@@ -382,7 +384,7 @@ impl Situation<'_> {
     }
 
     /// Ends a resource whose signal was not sent and will not be.
-    fn not_sent(&self, outcome: Outcome, message: &str) -> Step {
+    fn not_sent(&self, outcome: CompletionReason, message: &str) -> Step {
         self.end(&End {
             outcome,
             signal: Some(("False", FAILED)),
@@ -393,7 +395,7 @@ impl Situation<'_> {
 
     /// Takes over a resource started by NVSentinel's janitor, which sends before it writes, so
     /// its signal may be on its way.
-    fn taken_over(&self, node: Option<&NodeSeen>) -> Step {
+    fn taken_over(&self, node: Option<&NodeObservation>) -> Step {
         let mut status = self.resource.status.clone();
         let record = Record {
             boot_id: node.map(|node| node.boot_id.clone()).unwrap_or_default(),
@@ -402,27 +404,29 @@ impl Situation<'_> {
         };
         record.write(&mut status, self.now);
         let message = "begun by another janitor, whose signal may have been sent";
-        self.say(&mut status, SIGNAL_SENT, "Unknown", UNCLEAR, message);
+        self.set(&mut status, SIGNAL_SENT, "Unknown", UNCLEAR, message);
         Step::Write(status)
     }
 
     /// Follows the node after the signal.
     fn watch(&self, signal: Option<&Condition>, manual: bool) -> Step {
-        if let Some(Answer::Ready(Err(failure))) = &self.memory.heard
+        if let Some(Answer::Ready(Err(failure))) = &self.memory.response
             && failure.class == Class::Permanent
         {
             return self.end(&End {
-                outcome: Outcome::PermanentFailure,
+                outcome: CompletionReason::PermanentFailure,
                 signal: None,
                 done: Some(("False", FAILED)),
                 message: &failure.text(),
             });
         }
         match (self.action, self.node) {
-            (Action::Terminate, Node::There(node)) if !node.ready => match self.memory.ask_after {
-                Some(time) if self.now < time => Step::Wait(Some(time)),
-                _ => Step::DeleteNode(node.uid.clone()),
-            },
+            (Action::Terminate, ObservedNode::Present(node)) if !node.ready => {
+                match self.memory.ask_after {
+                    Some(time) if self.now < time => Step::Wait(Some(time)),
+                    _ => Step::DeleteNode(node.uid.clone()),
+                }
+            }
             (Action::Reboot, _) if !manual => match self.memory.ask_after {
                 Some(time) if self.now < time => Step::Wait(Some(time)),
                 _ => Step::Ask(Question::Ready(
@@ -434,7 +438,7 @@ impl Situation<'_> {
     }
 
     /// Ends a resource that has not started.
-    fn refused(&self, outcome: Outcome, reason: &str, message: &str) -> Step {
+    fn refused(&self, outcome: CompletionReason, reason: &str, message: &str) -> Step {
         self.end(&End {
             outcome,
             signal: Some(("False", reason)),
@@ -447,18 +451,18 @@ impl Situation<'_> {
         let mut status = self.resource.status.clone();
         status.completion = Some(status.start.map_or(self.now, |start| start.max(self.now)));
         if let Some((to, reason)) = end.signal {
-            self.say(&mut status, SIGNAL_SENT, to, reason, end.message);
+            self.set(&mut status, SIGNAL_SENT, to, reason, end.message);
         }
         if let Some((to, reason)) = end.done {
             let done = self.action.done();
-            self.say(&mut status, done, to, reason, end.message);
+            self.set(&mut status, done, to, reason, end.message);
         }
-        let outcome = end.outcome.word();
-        self.say(&mut status, ATTEMPT_COMPLETE, "True", outcome, end.message);
+        let outcome = end.outcome.name();
+        self.set(&mut status, ATTEMPT_COMPLETE, "True", outcome, end.message);
         Step::Write(status)
     }
 
-    fn say(&self, status: &mut Status, kind: &str, to: &str, reason: &str, message: &str) {
+    fn set(&self, status: &mut Status, kind: &str, to: &str, reason: &str, message: &str) {
         status.set(kind, to, reason, message, self.now);
     }
 }

@@ -42,8 +42,8 @@ fn object(action: Action, name: &str, created: i64, node: &str) -> Value {
     })
 }
 
-fn node(boot_id: &str, ready: bool) -> NodeSeen {
-    NodeSeen {
+fn node(boot_id: &str, ready: bool) -> NodeObservation {
+    NodeObservation {
         uid: "uid-of-node".to_owned(),
         boot_id: boot_id.to_owned(),
         ready,
@@ -54,9 +54,9 @@ fn node(boot_id: &str, ready: bool) -> NodeSeen {
 }
 
 /// Returns a node as an input of the board.
-fn update(seen: NodeSeen) -> Box<NodeTold> {
+fn update(observation: NodeObservation) -> Box<NodeUpdate> {
     let view = NodeView::unknown(NODE);
-    Box::new(NodeTold { seen, view })
+    Box::new(NodeUpdate { observation, view })
 }
 
 /// A board with an API server that accepts every write.
@@ -69,7 +69,7 @@ struct Scene {
     last: Vec<Effect>,
     /// Question without a response yet.
     asked: Option<Question>,
-    news: Vec<News>,
+    events: Vec<ResourceEvent>,
 }
 
 impl Scene {
@@ -88,7 +88,7 @@ impl Scene {
             now: 0,
             last: Vec::new(),
             asked: None,
-            news: Vec::new(),
+            events: Vec::new(),
         };
         scene.list();
         scene
@@ -101,7 +101,7 @@ impl Scene {
         for kind in Maintenance::ALL {
             self.take(Input::Listed(kind));
         }
-        self.seen();
+        self.deliver_update();
     }
 
     /// Continues with another process, which knows only the object.
@@ -120,9 +120,9 @@ impl Scene {
         Resource::read(self.action.kind(), &self.object).unwrap()
     }
 
-    fn seen(&mut self) {
+    fn deliver_update(&mut self) {
         let resource = self.resource();
-        self.take(Input::Seen(Box::new(resource)));
+        self.take(Input::Updated(Box::new(resource)));
     }
 
     fn key(&self) -> Key {
@@ -136,7 +136,7 @@ impl Scene {
         self.last.clear();
         let mut inputs = vec![input];
         while let Some(input) = inputs.pop() {
-            for effect in self.board.take(input, at(self.now)) {
+            for effect in self.board.handle(input, at(self.now)) {
                 match effect {
                     Effect::Write { key, status, .. } if key == self.key() => {
                         self.object["status"] = status;
@@ -147,20 +147,20 @@ impl Scene {
                             json!((version + 1).to_string());
                         inputs.push(Input::Written(
                             key,
-                            Written::Done(Box::new(self.resource())),
+                            WriteResult::Done(Box::new(self.resource())),
                         ));
                     }
-                    Effect::Tell(news) => self.news.push(news),
+                    Effect::Notify(events) => self.events.push(events),
                     Effect::Ask { question, .. } => self.asked = Some(question),
-                    Effect::Follow(_) => {}
+                    Effect::WatchNode(_) => {}
                     other => self.last.push(other),
                 }
             }
         }
     }
 
-    fn node(&mut self, seen: Option<NodeSeen>) {
-        self.take(Input::Node(NODE.to_owned(), seen.map(update)));
+    fn node(&mut self, observation: Option<NodeObservation>) {
+        self.take(Input::Node(NODE.to_owned(), observation.map(update)));
     }
 
     fn answer(&mut self, answer: Answer) {
@@ -220,7 +220,11 @@ fn failed(class: Class) -> Failure {
 #[test]
 fn a_reboot_is_recorded_sent_and_proven_by_the_boot_id() {
     let mut scene = Scene::new(Action::Reboot, "");
-    assert_eq!(scene.last, [], "nothing is begun before the node was seen");
+    assert_eq!(
+        scene.last,
+        [],
+        "nothing is begun before the node was observed"
+    );
     scene.node(Some(node("boot-1", true)));
     // The record is written before the signal is sent.
     assert_eq!(scene.says("SignalSent"), "Unknown Sending");
@@ -244,7 +248,7 @@ fn a_reboot_is_recorded_sent_and_proven_by_the_boot_id() {
     assert_eq!(scene.ended(), "Succeeded");
     assert_eq!(scene.says("NodeReady"), "True Succeeded");
     let took = Some(SignedDuration::from_secs(40));
-    assert!(matches!(&scene.news[1], News::Ended { took: it, .. } if *it == took));
+    assert!(matches!(&scene.events[1], ResourceEvent::Ended { took: it, .. } if *it == took));
 }
 
 #[test]
@@ -340,7 +344,7 @@ fn a_failure_is_tried_again_ends_it_or_is_asked_about() {
 #[test]
 fn excluded_nodes_and_actions_that_are_off_are_left_alone() {
     let mut scene = Scene::new(Action::Reboot, "");
-    let excluded = NodeSeen {
+    let excluded = NodeObservation {
         excluded: true,
         ..node("boot-1", true)
     };
@@ -387,7 +391,7 @@ fn a_terminated_node_is_deleted_once_it_is_not_ready_and_done_when_it_is_gone() 
     );
     // A new node with the old name is another node.
     let mut scene = Scene::sent(Action::Terminate);
-    let another = NodeSeen {
+    let another = NodeObservation {
         uid: "another".to_owned(),
         ..node("boot-9", false)
     };
@@ -400,15 +404,15 @@ fn a_terminated_node_is_deleted_once_it_is_not_ready_and_done_when_it_is_gone() 
 #[test]
 fn one_resource_of_a_node_at_a_time_and_the_oldest_first() {
     let mut board = Board::new(config(""), None, "p".to_owned());
-    let seen = |board: &mut Board, action: Action, name, created| {
+    let list = |board: &mut Board, action: Action, name, created| {
         let resource = Resource::read(action.kind(), &object(action, name, created, NODE)).unwrap();
-        board.take(Input::Seen(Box::new(resource)), at(0))
+        board.handle(Input::Updated(Box::new(resource)), at(0))
     };
-    seen(&mut board, Action::Reboot, "younger", 5);
-    seen(&mut board, Action::Terminate, "other", 3);
-    seen(&mut board, Action::Reboot, "oldest", 1);
+    list(&mut board, Action::Reboot, "younger", 5);
+    list(&mut board, Action::Terminate, "other", 3);
+    list(&mut board, Action::Reboot, "oldest", 1);
     for kind in Maintenance::ALL {
-        board.take(Input::Listed(kind), at(10));
+        board.handle(Input::Listed(kind), at(10));
     }
     let writes = |effects: &[Effect]| -> Vec<String> {
         let named = effects.iter().filter_map(|effect| match effect {
@@ -417,7 +421,7 @@ fn one_resource_of_a_node_at_a_time_and_the_oldest_first() {
         });
         named.collect()
     };
-    let effects = board.take(
+    let effects = board.handle(
         Input::Node(NODE.into(), Some(update(node("b1", true)))),
         at(10),
     );
@@ -429,18 +433,18 @@ fn one_resource_of_a_node_at_a_time_and_the_oldest_first() {
         let mut object = object(Action::Reboot, "oldest", 1, NODE);
         object["status"] = status;
         object["metadata"]["resourceVersion"] = json!("2");
-        Written::Done(Box::new(
+        WriteResult::Done(Box::new(
             Resource::read(Maintenance::Reboot, &object).unwrap(),
         ))
     };
-    let effects = board.take(Input::Written(key.clone(), written(status.clone())), at(11));
+    let effects = board.handle(Input::Written(key.clone(), written(status.clone())), at(11));
     // A resource with the same request is superseded; one with another request waits.
     assert_eq!(writes(&effects), ["younger"]);
     let asks = |effect: &Effect| matches!(effect, Effect::Ask { .. });
     assert!(effects.iter().any(asks));
     let mut ended = status;
     ended["completionTime"] = json!(at(60));
-    let effects = board.take(Input::Written(key, written(ended)), at(61));
+    let effects = board.handle(Input::Written(key, written(ended)), at(61));
     assert_eq!(writes(&effects), ["other"]);
 }
 
@@ -476,7 +480,7 @@ fn what_nvsentinel_began_is_watched_and_never_signalled_again() {
     assert_eq!(scene.asked(), Some(&Question::Ready("i-123".to_owned())));
     scene.answer(Answer::Ready(Ok(true)));
     assert_eq!(scene.ended(), "");
-    let since = NodeSeen {
+    let since = NodeObservation {
         ready_since: Some(at(-5)),
         ..node("boot-1", true)
     };
@@ -524,11 +528,11 @@ fn a_resource_is_kept_for_its_time_after_its_end() {
     }
     let mut scene = Scene::of(Action::Reboot, ended(json!({ttl: "1h"})), "");
     let key = scene.key();
-    let written = Effect::Expire(key.clone(), Expiry::Say(at(3500).to_string()));
+    let written = Effect::Expire(key.clone(), Expiry::Announce(at(3500).to_string()));
     assert_eq!(scene.last, [written]);
     scene.object["metadata"]["annotations"][expiry] = json!(at(3500).to_string());
-    scene.seen();
-    scene.take(Input::Tried(key.clone()));
+    scene.deliver_update();
+    scene.take(Input::ExpiryTried(key.clone()));
     scene.later(3499);
     assert_eq!(scene.last, []);
     scene.later(1);
@@ -614,7 +618,7 @@ impl Clone for Scene {
             now: self.now,
             last: self.last.clone(),
             asked: self.asked.clone(),
-            news: self.news.clone(),
+            events: self.events.clone(),
         }
     }
 }

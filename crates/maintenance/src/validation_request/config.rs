@@ -12,7 +12,7 @@ use policy::template::{Template, ValidationVariables};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::around::Readiness;
+use super::cluster_view::Readiness;
 
 /// Largest file, in bytes: as large as a `ConfigMap` can be.
 const MAX_BYTES: usize = 1024 * 1024;
@@ -281,7 +281,7 @@ impl ValidationConfiguration {
                 |(name, criterion)| match criterion.holds(node, slices, now) {
                     Ok(true) => None,
                     Ok(false) => Some(format!("{name} does not hold")),
-                    Err(error) => Some(format!("{name} cannot be told: {error}")),
+                    Err(error) => Some(format!("{name} cannot be evaluated: {error}")),
                 },
             );
         fails.map_or(Readiness::Ready, Readiness::Not)
@@ -294,7 +294,7 @@ impl ValidationConfiguration {
             .iter()
             .find(|test| !self.tests.contains_key(*test))
         {
-            return Err(format!("there is no test {unknown} any more"));
+            return Err(format!("the configuration has no test {unknown}"));
         }
         let first = run.tests.first().and_then(|test| self.tests.get(test));
         let first = first.cloned().unwrap_or_default();
@@ -322,7 +322,7 @@ impl ValidationConfiguration {
         });
         let text = text.map_err(|error| error.to_string())?;
         let object: Value = serde_saphyr::from_str(&text)
-            .map_err(|error| format!("what it comes to is no YAML: {error}"))?;
+            .map_err(|error| format!("the rendered text is not YAML: {error}"))?;
         let version = match provider.group.as_str() {
             "" => provider.version.clone(),
             group => format!("{group}/{}", provider.version),
@@ -330,11 +330,11 @@ impl ValidationConfiguration {
         if object["apiVersion"] != json!(version) || object["kind"] != json!(provider.kind) {
             let kind = &provider.kind;
             return Err(format!(
-                "what it comes to is no {kind} of {version}, as its provider says"
+                "the rendered object is not a {kind} of {version}, as its provider says"
             ));
         }
         if !object["metadata"].is_object() && !object["metadata"].is_null() {
-            return Err("its metadata is no object".to_owned());
+            return Err("its metadata is not an object".to_owned());
         }
         Ok(object)
     }

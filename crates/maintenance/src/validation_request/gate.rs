@@ -28,14 +28,14 @@ struct Entry {
 
 /// Requests that hold a node, as recorded there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct NodeRecord {
     active: Option<String>,
     entries: Vec<Entry>,
 }
 
-// === impl Held ===
+// === impl NodeRecord ===
 
-impl Held {
+impl NodeRecord {
     /// Reads the record. Malformed parts count as absent: the requests themselves are
     /// authoritative.
     pub(super) fn read(node: &NodeView) -> Self {

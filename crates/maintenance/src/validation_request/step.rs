@@ -4,9 +4,9 @@ use jiff::{SignedDuration, Timestamp};
 use model::node::{NodeChange, NodeView};
 use serde_json::{Value, json};
 
-use super::around::{Around, NodeState, ObjectState, Readiness};
+use super::cluster_view::{ClusterView, NodeState, ObjectState, Readiness};
 use super::config::{Run, ValidationConfiguration};
-use super::gate::Held;
+use super::gate::NodeRecord;
 use super::groups;
 use super::status::{Attempt, Phase, Skipped, Status, TestGroup};
 use super::{FINALIZER, GROUP, KIND, Request, VERSION};
@@ -61,22 +61,26 @@ pub struct Step {
 }
 
 /// State of a decision about a request.
-struct Look<'a> {
+struct Decision<'a> {
     request: &'a Request,
     config: &'a ValidationConfiguration,
-    around: &'a Around<'a>,
+    cluster: &'a ClusterView<'a>,
     status: Status,
 }
 
 /// Returns the next step of a request.
-pub fn step(request: &Request, config: &ValidationConfiguration, around: &Around<'_>) -> Step {
-    let look = Look {
+pub fn step(
+    request: &Request,
+    config: &ValidationConfiguration,
+    cluster: &ClusterView<'_>,
+) -> Step {
+    let decision = Decision {
         request,
         config,
-        around,
+        cluster,
         status: request.status.clone(),
     };
-    look.step()
+    decision.step()
 }
 
 /// Returns the status of a request after the API server has refused the object of a group,
@@ -99,9 +103,9 @@ pub fn refused(
     status
 }
 
-// === impl Look ===
+// === impl Decision ===
 
-impl Look<'_> {
+impl Decision<'_> {
     fn step(mut self) -> Step {
         if self.request.deleted {
             return self.leave();
@@ -118,7 +122,7 @@ impl Look<'_> {
         match self.request.status.phase {
             None => {
                 self.status.phase = Some(Phase::Pending);
-                self.status.start_time = Some(second(self.around.now));
+                self.status.start_time = Some(second(self.cluster.now));
                 self.write()
             }
             // A request that ended now would leave unknown nodes held.
@@ -146,7 +150,7 @@ impl Look<'_> {
         if has_objects {
             return Step { acts, wake: None };
         }
-        acts.extend(self.change_nodes(|held| held.remove(&self.request.name, false)));
+        acts.extend(self.change_nodes(|record| record.remove(&self.request.name, false)));
         if self.knows_all_nodes() {
             let mut finalizers = self.request.finalizers.clone();
             finalizers.retain(|one| one != FINALIZER);
@@ -208,20 +212,20 @@ impl Look<'_> {
             return self.finish(Phase::Failed);
         }
         // A node records the request before anything else, so that it is released later.
-        let acts = self.change_nodes(|held| held.add(&self.request.name, &tests));
+        let acts = self.change_nodes(|record| record.add(&self.request.name, &tests));
         if !acts.is_empty() {
             return Step { acts, wake: None };
         }
         let mut waits = Vec::new();
         let mut nodes = Vec::new();
         for name in &self.request.nodes {
-            match self.around.nodes.get(name) {
+            match self.cluster.nodes.get(name) {
                 None => {} // Not reached: all nodes are known.
                 Some(NodeState::Gone) => self.status.skipped.node(name),
                 Some(NodeState::There { view, readiness }) => {
                     if let Some(other) = self.tested_for(name, view) {
                         waits.push(format!("{name} is tested for {other}"));
-                    } else if let Some(why) = readiness.waits(name) {
+                    } else if let Some(why) = readiness.reason_to_wait(name) {
                         waits.push(why);
                     }
                     nodes.push(name.clone());
@@ -238,7 +242,7 @@ impl Look<'_> {
             self.status.test_groups.clear();
             let most = groups::MOST_GROUPS;
             self.status.message = Some(format!(
-                "it comes to {groups} groups of tests, at most {most} are taken: ask for fewer nodes at once"
+                "it needs {groups} groups of tests, at most {most} are possible: request fewer nodes at once"
             ));
             return self.finish(Phase::Failed);
         }
@@ -250,7 +254,7 @@ impl Look<'_> {
             self.status.message = Some("a test has too few nodes".to_owned());
             return self.finish(Phase::Failed);
         }
-        let mut acts = self.change_nodes(|held| held.activate(&self.request.name));
+        let mut acts = self.change_nodes(|record| record.activate(&self.request.name));
         self.status.phase = Some(Phase::Running);
         acts.extend(self.write().acts);
         Step { acts, wake: None }
@@ -260,12 +264,12 @@ impl Look<'_> {
     /// Determined from the node's record, or from the requests themselves if another party has
     /// removed the record.
     fn tested_for(&self, name: &str, node: &NodeView) -> Option<String> {
-        let mut held = Held::read(node);
-        held.keep(|name| self.around.knows(name));
-        if let Some(other) = held.active().filter(|other| *other != self.request.name) {
+        let mut record = NodeRecord::read(node);
+        record.keep(|name| self.cluster.knows(name));
+        if let Some(other) = record.active().filter(|other| *other != self.request.name) {
             return Some(other.to_owned());
         }
-        let others = self.around.requests.values();
+        let others = self.cluster.requests.values();
         let mut others = others.filter(|other| other.name != self.request.name);
         let other = others.find(|other| {
             let groups = other.status.test_groups.iter();
@@ -278,10 +282,10 @@ impl Look<'_> {
     fn running(mut self) -> Step {
         // Another party may have removed the record, and a recreated node has none.
         let tests = self.tests();
-        let acts = self.change_nodes(|held| {
-            held.add(&self.request.name, &tests);
-            if held.active().is_none() {
-                held.activate(&self.request.name);
+        let acts = self.change_nodes(|record| {
+            record.add(&self.request.name, &tests);
+            if record.active().is_none() {
+                record.activate(&self.request.name);
             }
         });
         if !acts.is_empty() {
@@ -290,7 +294,7 @@ impl Look<'_> {
         let mut status = std::mem::take(&mut self.status);
         for group in &mut status.test_groups {
             if group.phase == Phase::Running {
-                self.look_at(group, &mut status.skipped);
+                self.update_group(group, &mut status.skipped);
             }
         }
         self.status = status;
@@ -298,7 +302,7 @@ impl Look<'_> {
             return self.write();
         }
         let (running, failed) = (self.status.running(), self.status.count(Phase::Failed));
-        let stays = self.goes_by().is_some_and(|by| by <= self.around.now);
+        let stays = self.goes_by().is_some_and(|by| by <= self.cluster.now);
         if running == 0 && stays {
             // No further test can start on its nodes, which stay held while the object may use
             // their GPUs.
@@ -312,7 +316,7 @@ impl Look<'_> {
                 return self.wait(&lingering);
             }
             // Nothing has to be proven about nodes that are gone.
-            let gone = |name| matches!(self.around.nodes.get(name), Some(NodeState::Gone));
+            let gone = |name| matches!(self.cluster.nodes.get(name), Some(NodeState::Gone));
             let fails = failed > 0 && !self.request.nodes.iter().all(gone);
             self.status.message = self.failure().filter(|_| fails);
             return self.finish(if fails {
@@ -328,13 +332,13 @@ impl Look<'_> {
     }
 
     /// Updates a group that is running.
-    fn look_at(&self, group: &mut TestGroup, skipped: &mut Skipped) {
-        let now = second(self.around.now);
+    fn update_group(&self, group: &mut TestGroup, skipped: &mut Skipped) {
+        let now = second(self.cluster.now);
         let Some(attempt) = group.attempt() else {
             return;
         };
         let Some(provider) = self.config.providers.get(&group.provider) else {
-            let why = format!("there is no provider {} any more", group.provider);
+            let why = format!("the configuration has no provider {}", group.provider);
             group.end(Phase::Failed, now, Some((TEST_FAILED, why)));
             group.phase = Phase::Failed;
             return;
@@ -401,7 +405,7 @@ impl Look<'_> {
             taken.extend(group.nodes.iter().cloned());
         }
         waits.extend(self.lingering().map(not_gone));
-        let others = self.around.requests.values();
+        let others = self.cluster.requests.values();
         let others = others.filter(|other| other.name != self.request.name);
         let running: usize = others.map(|other| other.status.running()).sum();
         let room = self.config.max_groups > self.status.running() + running;
@@ -422,7 +426,7 @@ impl Look<'_> {
                 return self.write();
             }
             let other = group.nodes.iter().find_map(|name| {
-                let Some(NodeState::There { view, .. }) = self.around.nodes.get(name) else {
+                let Some(NodeState::There { view, .. }) = self.cluster.nodes.get(name) else {
                     return None;
                 };
                 let other = self.tested_for(name, view)?;
@@ -432,7 +436,9 @@ impl Look<'_> {
                 waits.push(why);
                 continue;
             }
-            let unready = self.states(group).find_map(|(name, one)| one.waits(name));
+            let unready = self
+                .states(group)
+                .find_map(|(name, one)| one.reason_to_wait(name));
             if let Some(why) = unready {
                 waits.push(why);
                 continue;
@@ -450,7 +456,7 @@ impl Look<'_> {
     /// Starts a group. The object is created before the status is written; after a crash it is
     /// found by its name.
     fn begin(mut self, at: usize) -> Step {
-        let (namespace, now) = (self.around.namespace, self.around.now);
+        let (namespace, now) = (self.cluster.namespace, self.cluster.now);
         let Some(group) = self.status.test_groups.get_mut(at) else {
             return Step::default();
         };
@@ -498,11 +504,13 @@ impl Look<'_> {
         // Skipped tests do not make up for an earlier failure.
         let passed = !self.status.test_groups.is_empty() && self.status.skipped.tests.is_empty();
         let mut acts = match phase {
-            Phase::Succeeded => self.change_nodes(|held| held.remove(&self.request.name, passed)),
-            _ => self.change_nodes(|held| held.fail(&self.request.name)),
+            Phase::Succeeded => {
+                self.change_nodes(|record| record.remove(&self.request.name, passed))
+            }
+            _ => self.change_nodes(|record| record.fail(&self.request.name)),
         };
         self.status.phase = Some(phase);
-        self.status.completion_time = Some(second(self.around.now));
+        self.status.completion_time = Some(second(self.cluster.now));
         acts.extend(self.write().acts);
         Step { acts, wake: None }
     }
@@ -515,7 +523,7 @@ impl Look<'_> {
             began.checked_add(provider.timeout).ok()
         });
         // An object past its time limit ends the request once no test runs.
-        let goes_by = self.goes_by().filter(|by| *by > self.around.now);
+        let goes_by = self.goes_by().filter(|by| *by > self.cluster.now);
         let wake = next.chain(goes_by).min();
         self.status.message = (!waits.is_empty()).then(|| short(&waits.join("; ")));
         let acts = if self.status == self.request.status {
@@ -541,18 +549,18 @@ impl Look<'_> {
 
     fn knows_all_nodes(&self) -> bool {
         let mut nodes = self.request.nodes.iter();
-        nodes.all(|name| self.around.nodes.contains_key(name))
+        nodes.all(|name| self.cluster.nodes.contains_key(name))
     }
 
     /// Returns the changes that apply `edit` to the records on all nodes of the request.
-    fn change_nodes(&self, edit: impl Fn(&mut Held)) -> Vec<Act> {
+    fn change_nodes(&self, edit: impl Fn(&mut NodeRecord)) -> Vec<Act> {
         let nodes = self.request.nodes.iter();
-        let changed = nodes.filter_map(|name| match self.around.nodes.get(name)? {
+        let changed = nodes.filter_map(|name| match self.cluster.nodes.get(name)? {
             NodeState::There { view, .. } => {
-                let mut held = Held::read(view);
-                held.keep(|name| self.around.knows(name));
-                edit(&mut held);
-                let change = held.change(view, &self.config.gate, self.around.now)?;
+                let mut record = NodeRecord::read(view);
+                record.keep(|name| self.cluster.knows(name));
+                edit(&mut record);
+                let change = record.change(view, &self.config.gate, self.cluster.now)?;
                 Some(Act::Node(view.clone(), change))
             }
             NodeState::Gone => None,
@@ -563,7 +571,7 @@ impl Look<'_> {
     /// Returns the nodes of a group that are gone.
     fn gone(&self, group: &TestGroup) -> Vec<String> {
         let is_gone = |name: &&String| {
-            let state = self.around.nodes.get(*name);
+            let state = self.cluster.nodes.get(*name);
             matches!(state, Some(NodeState::Gone))
         };
         group.nodes.iter().filter(is_gone).cloned().collect()
@@ -577,7 +585,7 @@ impl Look<'_> {
         group
             .nodes
             .iter()
-            .filter_map(|name| match self.around.nodes.get(name)? {
+            .filter_map(|name| match self.cluster.nodes.get(name)? {
                 NodeState::There { readiness, .. } => Some((name.as_str(), readiness)),
                 NodeState::Gone => None,
             })
@@ -587,7 +595,7 @@ impl Look<'_> {
     fn not_ready<'b>(&'b self, group: &'b TestGroup) -> Option<(&'b str, String)> {
         let mut states = self.states(group);
         states.find_map(|(name, readiness)| match readiness {
-            Readiness::Not(_) => Some((name, readiness.waits(name)?)),
+            Readiness::Not(_) => Some((name, readiness.reason_to_wait(name)?)),
             Readiness::Ready | Readiness::Unknown(_) => None,
         })
     }
@@ -595,7 +603,7 @@ impl Look<'_> {
     /// Returns the state of an object.
     fn object(&self, request: &Request, provider: &str, name: &str) -> ObjectState {
         let key = (provider.to_owned(), name.to_owned());
-        let Some(object) = self.around.objects.get(&key) else {
+        let Some(object) = self.cluster.objects.get(&key) else {
             return ObjectState::Gone;
         };
         let owners = object.pointer("/metadata/ownerReferences");
@@ -619,7 +627,7 @@ impl Look<'_> {
     /// yet.
     fn delete(&self, provider: &str, name: &str) -> Option<Act> {
         let key = (provider.to_owned(), name.to_owned());
-        let metadata = self.around.objects.get(&key)?.get("metadata")?;
+        let metadata = self.cluster.objects.get(&key)?.get("metadata")?;
         let state = self.object(self.request, provider, name);
         if state == ObjectState::Foreign || metadata.get("deletionTimestamp").is_some() {
             return None;

@@ -137,8 +137,8 @@ impl World {
 
     fn step(&self, name: &str) -> Step {
         let request = self.request(name);
-        let seen = request.nodes.iter().filter(|_| !self.has_just_begun);
-        let nodes = seen.map(|name| {
+        let observed = request.nodes.iter().filter(|_| !self.has_just_begun);
+        let nodes = observed.map(|name| {
             let state = match self.nodes.get(name) {
                 None => NodeState::Gone,
                 Some(object) => NodeState::There {
@@ -154,7 +154,7 @@ impl World {
         let step = step(
             &request,
             &self.config,
-            &Around {
+            &ClusterView {
                 nodes: &nodes.collect(),
                 objects: &self.objects,
                 namespace: "gpuwarden",

@@ -54,30 +54,30 @@ struct Story {
     exists: bool,
     /// Expected final value of each label.
     wanted: BTreeMap<String, String>,
-    seen: (Value, Option<NodeView>, ResetSeen),
+    observed: (Value, Option<NodeView>, ResetObservation),
 }
 
 impl Story {
     fn new(labels: &[(&str, &str)]) -> Self {
         let world = World::new(node(labels));
         let wanted = world.node.as_ref().unwrap().labels.clone();
-        let seen = (world.object.clone(), world.node.clone(), world.job.clone());
+        let observed = (world.object.clone(), world.node.clone(), world.job.clone());
         Self {
             world,
             exists: true,
             wanted,
-            seen,
+            observed,
         }
     }
 
     fn look(&mut self) {
         let world = &self.world;
-        self.seen = (world.object.clone(), world.node.clone(), world.job.clone());
+        self.observed = (world.object.clone(), world.node.clone(), world.job.clone());
     }
 
     /// Carries out one action like the API server. Returns whether there was one.
     fn step(&mut self) -> bool {
-        let (object, node, job) = self.seen.clone();
+        let (object, node, job) = self.observed.clone();
         if !self.exists {
             let change = node.as_ref().and_then(|node| left_behind(node, |_| false));
             let Some(change) = change else {
@@ -86,7 +86,7 @@ impl Story {
             self.change(node.as_ref(), &change);
             return true;
         }
-        let decision = decide(&Case {
+        let decision = decide(&ResetInput {
             request: &Resource::read(Maintenance::Reset, &object).unwrap(),
             node: node.as_ref(),
             pods: Some(&self.world.pods),
@@ -105,7 +105,7 @@ impl Story {
             // Each action names the state that it is based on.
             Act::Finalizer(_) | Act::Status(_) if object != self.world.object => {}
             Act::Node(change) => self.change(node.as_ref(), &change),
-            Act::Make(_) if self.world.job != ResetSeen::Absent => {}
+            Act::Make(_) if self.world.job != ResetObservation::Absent => {}
             effect => self.world.apply(effect),
         }
         let gone = self.world.object["metadata"]["deletionTimestamp"].is_string()
@@ -115,13 +115,13 @@ impl Story {
     }
 
     /// Applies a patch if no field it touches has changed since the observation.
-    fn change(&mut self, seen: Option<&NodeView>, change: &NodeChange) {
-        let (Some(seen), Some(node)) = (seen, self.world.node.as_ref()) else {
+    fn change(&mut self, observed: Option<&NodeView>, change: &NodeChange) {
+        let (Some(observed), Some(node)) = (observed, self.world.node.as_ref()) else {
             return;
         };
-        let label = |key: &String| seen.labels.get(key) == node.labels.get(key);
-        let annotation = |key: &String| seen.annotations.get(key) == node.annotations.get(key);
-        if seen.uid == node.uid
+        let label = |key: &String| observed.labels.get(key) == node.labels.get(key);
+        let annotation = |key: &String| observed.annotations.get(key) == node.annotations.get(key);
+        if observed.uid == node.uid
             && change.labels.keys().all(label)
             && change.annotations.keys().all(annotation)
         {
@@ -159,13 +159,13 @@ impl Story {
                 }));
             }
             Happens::Pods => self.run_pods(),
-            Happens::Job(what) if matches!(self.world.job, ResetSeen::Ours(_)) => {
+            Happens::Job(what) if matches!(self.world.job, ResetObservation::Own(_)) => {
                 self.world.job = match what {
-                    0 | 1 => ResetSeen::Ours(ResetState::Succeeded),
-                    2 => ResetSeen::Ours(ResetState::Failed("it is held".to_owned())),
-                    _ if self.world.by_provider => ResetSeen::Unclear,
-                    3 => ResetSeen::Ours(ResetState::Deleting),
-                    _ => ResetSeen::Absent,
+                    0 | 1 => ResetObservation::Own(ResetState::Succeeded),
+                    2 => ResetObservation::Own(ResetState::Failed("it is held".to_owned())),
+                    _ if self.world.by_provider => ResetObservation::Unclear,
+                    3 => ResetObservation::Own(ResetState::Deleting),
+                    _ => ResetObservation::Absent,
                 };
             }
             Happens::Job(_) => {}
@@ -212,8 +212,8 @@ proptest! {
             world.look();
             if !world.step() {
                 world.run_pods();
-                if world.world.job == ResetSeen::Ours(ResetState::Deleting) {
-                    world.world.job = ResetSeen::Absent;
+                if world.world.job == ResetObservation::Own(ResetState::Deleting) {
+                    world.world.job = ResetObservation::Absent;
                 }
                 world.world.passes(1);
             }
@@ -222,7 +222,7 @@ proptest! {
         if let Some(node) = &world.world.node {
             prop_assert_eq!(&node.labels, &world.wanted);
         }
-        let active = matches!(world.world.job, ResetSeen::Ours(ResetState::Active(_)));
+        let active = matches!(world.world.job, ResetObservation::Own(ResetState::Active(_)));
         prop_assert!(!active || by_provider || !world.exists, "{:?}", world.world.job);
         // The request has ended.
         if world.exists {

@@ -52,10 +52,10 @@ impl Entry {
         let wait = wait.map_or(ASK_AGAIN, |wait| wait.max(ASK_AGAIN));
         match answer {
             Answer::Sent(_) | Answer::Found(Ok(Found::Sent(_) | Found::NotSent)) => {
-                memory.heard = Some(answer);
+                memory.response = Some(answer);
             }
             Answer::Ready(Err(ref failure)) if failure.class == Class::Permanent => {
-                memory.heard = Some(answer);
+                memory.response = Some(answer);
             }
             Answer::Found(Ok(Found::CannotTell)) => memory.cannot_tell = true,
             Answer::Ready(Ok(ready)) => {
@@ -93,8 +93,8 @@ impl Entry {
     pub(super) fn has_written(&mut self, resource: Resource, now: Timestamp) {
         self.not_before = None;
         // The failure of a reset is still needed while services are restored.
-        let heard = self.memory.heard.take();
-        self.memory.heard = heard.filter(|answer| matches!(answer, Answer::Ready(_)));
+        let response = self.memory.response.take();
+        self.memory.response = response.filter(|answer| matches!(answer, Answer::Ready(_)));
         let sent = |of: &Resource| of.status.is_true(SIGNAL_SENT);
         let is_asked = resource.kind != Maintenance::Terminate;
         if is_asked && sent(&resource) && !sent(&self.resource) {

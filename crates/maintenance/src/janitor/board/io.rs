@@ -5,10 +5,10 @@ use model::node::{NodeChange, NodeView};
 use serde_json::Value;
 
 use crate::gpu_reset::{Gpus, ServicePod};
-use crate::handover::Phase;
+use crate::handover::HandoverPhase;
 use crate::janitor::config::ProviderPlace;
 use crate::janitor::sending::{Answer, Question};
-use crate::janitor::signal::NodeSeen;
+use crate::janitor::signal::NodeObservation;
 use crate::{Expiry, Key, Maintenance, Resource};
 
 /// Input of the board.
@@ -19,11 +19,11 @@ pub enum Input {
     /// The list of a kind is complete.
     Listed(Maintenance),
     /// A resource is new or changed.
-    Seen(Box<Resource>),
+    Updated(Box<Resource>),
     /// A resource was deleted.
-    Gone(Key),
+    Deleted(Key),
     /// State of a node. `None` if there is no node of this name.
-    Node(String, Option<Box<NodeTold>>),
+    Node(String, Option<Box<NodeUpdate>>),
     /// Service pods on a node.
     Pods(String, Vec<ServicePod>),
     /// A list of Jobs starts or ends.
@@ -34,20 +34,20 @@ pub enum Input {
     /// A Job, with the termination message of its pods. `None` if it was deleted.
     Job(String, Option<Box<(Value, Option<String>)>>),
     /// A node carries the mark of a resource, which may no longer exist.
-    Marked(String),
+    NodeMarked(String),
     /// Response to [`Effect::Write`] or [`Effect::Merge`].
-    Written(Key, Written),
+    Written(Key, WriteResult),
     /// Response to [`Effect::Ask`], with the operation of the question.
     Answered(Key, String, Answer),
     /// Response to [`Effect::Change`]: the resource, the node, and the state of the node after
     /// the change. `None` if the node was not changed, or the result is unknown.
     Changed(Option<Key>, String, Option<Box<NodeView>>),
     /// Response to [`Effect::Make`], for this resource.
-    Made(Key, Made),
+    Created(Key, CreateResult),
     /// Response to [`Effect::Stop`], whether or not it succeeded.
     Stopped(Key),
     /// Response to [`Effect::Expire`], whether or not it succeeded.
-    Tried(Key),
+    ExpiryTried(Key),
     /// Response to [`Effect::DeleteNode`], whether or not it succeeded.
     NodeTried(Key),
     /// The time given by `wake_at` has come.
@@ -56,16 +56,16 @@ pub enum Input {
 
 /// State of a node.
 #[derive(Clone, Debug)]
-pub struct NodeTold {
+pub struct NodeUpdate {
     /// Parts of the node that signals depend on.
-    pub seen: NodeSeen,
+    pub observation: NodeObservation,
     /// View of the node for changes.
     pub view: NodeView,
 }
 
 /// Response to a write.
 #[derive(Clone, Debug)]
-pub enum Written {
+pub enum WriteResult {
     /// State of the resource after the write.
     Done(Box<Resource>),
     /// The resource has changed since it was observed, or was deleted.
@@ -76,7 +76,7 @@ pub enum Written {
 
 /// Response to the creation of a Job.
 #[derive(Clone, Debug)]
-pub enum Made {
+pub enum CreateResult {
     /// State of the created Job.
     Done(Box<Value>),
     /// A Job of this name exists. The watch shows its owner.
@@ -91,11 +91,11 @@ pub enum Made {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Start watching a node.
-    Follow(String),
+    WatchNode(String),
     /// Start watching the service pods of a node.
-    FollowPods(String),
+    WatchPods(String),
     /// Stop watching a node and its pods.
-    Leave(String),
+    StopWatching(String),
     /// Write the status of a resource, if it still has this version.
     Write {
         /// Key of the resource.
@@ -148,12 +148,12 @@ pub enum Effect {
     /// Record when an ended resource is to be deleted, or delete it.
     Expire(Key, Expiry),
     /// Report an event to metrics and people.
-    Tell(News),
+    Notify(ResourceEvent),
 }
 
 /// Event of a resource, for metrics and people.
 #[derive(Clone, Debug, PartialEq)]
-pub enum News {
+pub enum ResourceEvent {
     /// A reboot or a termination has started.
     Begun {
         /// Resource that has started.
@@ -199,9 +199,9 @@ pub enum News {
         /// Action recommended by the request's event.
         action: String,
         /// Previous progress. `None` for a new request.
-        before: Option<Phase>,
+        before: Option<HandoverPhase>,
         /// Current progress. `None` for a deleted request.
-        after: Option<Phase>,
+        after: Option<HandoverPhase>,
         /// Reason of the condition about the release of the node.
         reason: String,
         /// Age of the request.

@@ -4,16 +4,16 @@ use jiff::Timestamp;
 
 use super::entry::Entry;
 use super::io::Effect;
-use super::{Around, Board, WRITE_AGAIN};
-use crate::gpu_reset::{self, Decision, Gpus, ResetSeen, job_name};
+use super::{Board, NodeEntry, WRITE_AGAIN};
+use crate::gpu_reset::{self, Decision, Gpus, ResetObservation, job_name};
 use crate::handover;
 use crate::janitor::Action;
 use crate::janitor::config::ProviderPlace;
+use crate::janitor::order::{Position, position};
 use crate::janitor::reset::ResetSignal;
 use crate::janitor::sending::{Question, Sending};
-use crate::janitor::signal::{Node, Situation, Step};
-use crate::janitor::turn::{Turn, turn};
-use crate::{Act, Key, Maintenance, Outcome, Resource, Status};
+use crate::janitor::signal::{ObservedNode, Situation, Step};
+use crate::{Act, CompletionReason, Key, Maintenance, Resource, Status};
 
 /// Next action for a resource.
 pub(super) enum Next {
@@ -25,7 +25,7 @@ pub(super) enum Next {
 
 impl Board {
     /// Decides on the next action for a resource and starts it.
-    pub(super) fn look_at(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
+    pub(super) fn evaluate(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
         let Some(entry) = self.entries.get(key) else {
             return;
         };
@@ -51,7 +51,7 @@ impl Board {
                 effects.push(effect);
                 if asking {
                     // Evaluated again for the deadline, which does not wait for the response.
-                    self.look_at(key, now, effects);
+                    self.evaluate(key, now, effects);
                 }
             }
         }
@@ -88,22 +88,22 @@ impl Board {
     /// Decides about a reboot or a termination.
     fn signal(&self, entry: &Entry, action: Action, now: Timestamp) -> Next {
         let resource = &entry.resource;
-        let (Some(rules), Some(around)) =
+        let (Some(rules), Some(node_entry)) =
             (self.config.rules(action), self.nodes.get(&resource.node))
         else {
             return Next::Wait(None);
         };
         let begun = resource.status.start.is_some();
         let is_request = |key: &Key| key.kind.finalizer().is_some();
-        let request = self.at_work(&resource.node, is_request);
-        let turn = request.filter(|_| !begun).map_or_else(
+        let request = self.working_on(&resource.node, is_request);
+        let position = request.filter(|_| !begun).map_or_else(
             || {
-                let of_node = around.keys.iter().filter(|key| !is_request(key));
+                let of_node = node_entry.keys.iter().filter(|key| !is_request(key));
                 let of_node = of_node.filter_map(|key| self.entries.get(key));
                 let of_node = of_node.map(|one| &one.resource);
-                turn(resource, of_node.filter(|one| self.carries_out(one.kind)))
+                position(resource, of_node.filter(|one| self.carries_out(one.kind)))
             },
-            |before| Turn::Behind {
+            |before| Position::Behind {
                 before,
                 same: false,
             },
@@ -111,8 +111,8 @@ impl Board {
         let situation = Situation {
             resource,
             action,
-            node: &around.seen,
-            turn,
+            node: &node_entry.observed,
+            position,
             rules,
             memory: &entry.memory,
             process: &self.process,
@@ -135,15 +135,17 @@ impl Board {
     /// Decides about a GPU reset or a hand-over.
     fn request(&self, entry: &Entry, now: Timestamp) -> Next {
         let request = &entry.resource;
-        let around = self.nodes.get(&request.node);
-        let Some(around) = around.filter(|around| around.seen != Node::Unseen) else {
+        let node_entry = self.nodes.get(&request.node);
+        let Some(node_entry) =
+            node_entry.filter(|node_entry| node_entry.observed != ObservedNode::Unknown)
+        else {
             return Next::Wait(None);
         };
         let (effect, wake) = if request.kind == Maintenance::Reset {
-            self.reset(entry, around, now)
+            self.reset(entry, node_entry, now)
         } else {
-            let act = self.hand_over(request, around, now);
-            let effect = act.and_then(|act| self.effect(request, around, act));
+            let act = self.hand_over(request, node_entry, now);
+            let effect = act.and_then(|act| self.effect(request, node_entry, act));
             (effect, handover::wake_at(request))
         };
         match effect {
@@ -158,7 +160,7 @@ impl Board {
     fn reset(
         &self,
         entry: &Entry,
-        around: &Around,
+        node_entry: &NodeEntry,
         now: Timestamp,
     ) -> (Option<Effect>, Option<Timestamp>) {
         let request = &entry.resource;
@@ -166,19 +168,19 @@ impl Board {
         if let Some(status) = signal.as_ref().and_then(ResetSignal::note) {
             return (Some(write(request, &status)), None);
         }
-        let seen = match &signal {
+        let observation = match &signal {
             None => self.job(request, entry.refused.as_ref()),
-            Some(signal) if signal.is_announced() || self.jobs_listed => signal.seen(),
+            Some(signal) if signal.is_announced() || self.jobs_listed => signal.observation(),
             // A Job may exist that is not known yet.
-            Some(_) => ResetSeen::Unknown,
+            Some(_) => ResetObservation::Unknown,
         };
-        let decision = self.decide(request, around, &seen, signal.is_some(), now);
+        let decision = self.decide(request, node_entry, &observation, signal.is_some(), now);
         let Decision { act, wake, .. } = decision.unwrap_or_default();
         let step = match (act, signal) {
             (Some(Act::Make(_)), Some(signal)) => signal.send(),
             (None, Some(signal)) if request.status.completion.is_none() => signal.ask(),
             (act, _) => {
-                let effect = act.and_then(|act| self.effect(request, around, act));
+                let effect = act.and_then(|act| self.effect(request, node_entry, act));
                 return (effect, wake);
             }
         };
@@ -213,20 +215,20 @@ impl Board {
     fn decide(
         &self,
         request: &Resource,
-        around: &Around,
-        reset: &ResetSeen,
+        node_entry: &NodeEntry,
+        reset: &ResetObservation,
         by_provider: bool,
         now: Timestamp,
     ) -> Option<Decision> {
         let key = request.key();
-        let node = around.view.as_deref();
-        Some(gpu_reset::decide(&gpu_reset::Case {
+        let node = node_entry.view.as_deref();
+        Some(gpu_reset::decide(&gpu_reset::ResetInput {
             request,
             node,
-            pods: around.pods.as_deref(),
+            pods: node_entry.pods.as_deref(),
             reset,
             by_provider,
-            before: (self.at_work(&request.node, |other| *other != key)).as_deref(),
+            before: (self.working_on(&request.node, |other| *other != key)).as_deref(),
             excluded: node.is_some_and(|node| self.config.excludes(&node.labels)),
             settings: self.config.resets.as_ref()?,
             looks_since: self.since.unwrap_or(now),
@@ -234,24 +236,24 @@ impl Board {
         }))
     }
 
-    fn hand_over(&self, request: &Resource, around: &Around, now: Timestamp) -> Option<Act> {
+    fn hand_over(&self, request: &Resource, node_entry: &NodeEntry, now: Timestamp) -> Option<Act> {
         let key = request.key();
-        let node = around.view.as_deref();
-        handover::decide(&handover::Case {
+        let node = node_entry.view.as_deref();
+        handover::decide(&handover::HandoverInput {
             request,
             node,
-            before: (self.at_work(&request.node, |other| *other != key)).as_deref(),
+            before: (self.working_on(&request.node, |other| *other != key)).as_deref(),
             excluded: node.is_some_and(|node| self.config.excludes(&node.labels)),
             now,
         })
     }
 
-    fn effect(&self, request: &Resource, around: &Around, act: Act) -> Option<Effect> {
+    fn effect(&self, request: &Resource, node_entry: &NodeEntry, act: Act) -> Option<Effect> {
         let key = request.key();
         Some(match act {
             Act::Finalizer(on) => Effect::Merge(key, request.finalizer(on)),
             Act::Status(status) => write(request, &status),
-            Act::Node(change) => Effect::Change(Some(key), around.view.clone()?, change),
+            Act::Node(change) => Effect::Change(Some(key), node_entry.view.clone()?, change),
             Act::Make(job) => Effect::Make(key, job),
             Act::Stop => {
                 let name = job_name(&request.name);
@@ -262,12 +264,14 @@ impl Board {
         })
     }
 
-    fn job(&self, request: &Resource, refused: Option<&String>) -> ResetSeen {
+    fn job(&self, request: &Resource, refused: Option<&String>) -> ResetObservation {
         match (self.jobs.get(&job_name(&request.name)), refused) {
-            (Some((job, why)), _) => ResetSeen::read(job, &request.uid, why.as_deref()),
-            (None, Some(why)) => ResetSeen::Refused(Outcome::PermanentFailure, why.clone()),
-            (None, None) if self.jobs_listed => ResetSeen::Absent,
-            (None, None) => ResetSeen::Unknown,
+            (Some((job, why)), _) => ResetObservation::read(job, &request.uid, why.as_deref()),
+            (None, Some(why)) => {
+                ResetObservation::Refused(CompletionReason::PermanentFailure, why.clone())
+            }
+            (None, None) if self.jobs_listed => ResetObservation::Absent,
+            (None, None) => ResetObservation::Unknown,
         }
     }
 }

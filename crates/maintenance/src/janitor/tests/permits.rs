@@ -9,7 +9,7 @@ fn what_was_made_for_a_session_begins_only_while_that_permits_it() {
         object["metadata"]["annotations"] = json!({"gpuwarden.dev/attempt": "e1/t"});
         Scene::of(Action::Reboot, object, "")
     };
-    let permits = |attempt: &str| NodeSeen {
+    let permits = |attempt: &str| NodeObservation {
         permit: Permit {
             attempt: Some(attempt.to_owned()),
             waits: false,
@@ -33,7 +33,7 @@ fn what_was_made_for_a_session_begins_only_while_that_permits_it() {
     }
     // Also not while the session's changes are undone: the session may turn out to have ended.
     let mut scene = made();
-    let undone = |waits| NodeSeen {
+    let undone = |waits| NodeObservation {
         permit: Permit {
             attempt: Some("e1/t".to_owned()),
             waits,
@@ -58,7 +58,7 @@ fn what_was_made_for_a_session_begins_only_while_that_permits_it() {
     let mut another = begun();
     another.crash();
     another.answer(Answer::Found(Ok(Found::NotSent)));
-    assert_eq!(another.asked(), None, "the node was not seen yet");
+    assert_eq!(another.asked(), None, "the node was not observed yet");
     another.node(Some(node("boot-1", true)));
     for scene in [refused, another] {
         assert_eq!((scene.asked(), &*scene.ended()), (None, "Cancelled"));

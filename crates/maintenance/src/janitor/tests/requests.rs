@@ -23,7 +23,7 @@ struct World {
     expired: Vec<(Key, Expiry)>,
     version: u64,
     now: Timestamp,
-    news: Vec<News>,
+    events: Vec<ResourceEvent>,
     /// True while effects are lost.
     deaf: bool,
     /// True if a provider resets GPUs.
@@ -88,7 +88,7 @@ impl World {
             expired: Vec::new(),
             version: 1,
             now: "2026-11-24T00:00:00Z".parse().unwrap(),
-            news: Vec::new(),
+            events: Vec::new(),
             deaf: false,
             provider: false,
             process: "p1".to_owned(),
@@ -120,7 +120,7 @@ impl World {
         let marks = [keys::RESET_STOPPED, keys::HANDED_OVER];
         let marked = |node: &NodeView| marks.iter().any(|key| node.annotations.contains_key(*key));
         if self.node.as_ref().is_some_and(marked) {
-            self.take(Input::Marked("n1".to_owned()));
+            self.take(Input::NodeMarked("n1".to_owned()));
         }
     }
 
@@ -144,21 +144,21 @@ impl World {
         match self.objects.get(key).cloned() {
             Some(object) => {
                 let resource = Resource::read(key.kind, &object).unwrap();
-                self.take(Input::Seen(Box::new(resource)));
+                self.take(Input::Updated(Box::new(resource)));
             }
-            None => self.take(Input::Gone(key.clone())),
+            None => self.take(Input::Deleted(key.clone())),
         }
     }
 
     fn take(&mut self, input: Input) {
-        let mut effects = self.board.take(input, self.now);
+        let mut effects = self.board.handle(input, self.now);
         for _ in 0..100 {
             if effects.is_empty() {
                 return;
             }
             for effect in std::mem::take(&mut effects) {
                 if let Some(answer) = self.carry_out(effect) {
-                    effects.extend(self.board.take(answer, self.now));
+                    effects.extend(self.board.handle(answer, self.now));
                 }
             }
         }
@@ -166,30 +166,30 @@ impl World {
     }
 
     fn carry_out(&mut self, effect: Effect) -> Option<Input> {
-        let answers = !matches!(effect, Effect::Follow(_) | Effect::FollowPods(_));
-        let answers = answers && !matches!(effect, Effect::Leave(_) | Effect::Tell(_));
+        let answers = !matches!(effect, Effect::WatchNode(_) | Effect::WatchPods(_));
+        let answers = answers && !matches!(effect, Effect::StopWatching(_) | Effect::Notify(_));
         if answers && self.deaf {
             return None;
         }
         self.version += 1;
         Some(match effect {
-            Effect::Follow(name) => {
+            Effect::WatchNode(name) => {
                 assert!(!self.followed, "followed twice");
                 self.followed = true;
                 let update = self.node.clone().map(|view| {
-                    let seen = super::node("boot-1", true);
-                    Box::new(NodeTold { seen, view })
+                    let observation = super::node("boot-1", true);
+                    Box::new(NodeUpdate { observation, view })
                 });
                 Input::Node(name, update)
             }
-            Effect::FollowPods(name) => Input::Pods(name, Vec::new()),
-            Effect::Leave(_) => {
+            Effect::WatchPods(name) => Input::Pods(name, Vec::new()),
+            Effect::StopWatching(_) => {
                 assert!(self.followed, "left twice");
                 self.followed = false;
                 return None;
             }
-            Effect::Tell(news) => {
-                self.news.push(news);
+            Effect::Notify(events) => {
+                self.events.push(events);
                 return None;
             }
             Effect::Change(by, view, change) => {
@@ -201,7 +201,7 @@ impl World {
             Effect::Make(key, mut job) => {
                 job["metadata"]["uid"] = json!("job-uid");
                 self.job = Some(job.clone());
-                Input::Made(key, Made::Done(Box::new(job)))
+                Input::Created(key, CreateResult::Done(Box::new(job)))
             }
             Effect::Stop { key, .. } => {
                 self.job = None;
@@ -209,7 +209,7 @@ impl World {
             }
             Effect::Expire(key, expiry) => {
                 self.expired.push((key.clone(), expiry));
-                Input::Tried(key)
+                Input::ExpiryTried(key)
             }
             Effect::Ask { key, question, .. } => {
                 if key.kind == Maintenance::Reset {
@@ -223,7 +223,7 @@ impl World {
 
     fn merge(&mut self, key: Key, change: &Value) -> Input {
         let Some(object) = self.objects.get_mut(&key) else {
-            return Input::Written(key, Written::Changed);
+            return Input::Written(key, WriteResult::Changed);
         };
         if let Some(status) = change.get("status") {
             object["status"] = status.clone();
@@ -240,7 +240,7 @@ impl World {
         if empty && object["metadata"]["deletionTimestamp"].is_string() {
             self.objects.remove(&key);
         }
-        Input::Written(key, Written::Done(Box::new(answer)))
+        Input::Written(key, WriteResult::Done(Box::new(answer)))
     }
 
     fn job_is(&mut self, condition: &str) {
@@ -266,7 +266,7 @@ impl World {
     }
 
     fn holds(&self) -> Option<String> {
-        self.board.at_work("n1", |_| true)
+        self.board.working_on("n1", |_| true)
     }
 
     fn phase(&self, key: &Key) -> &str {
@@ -295,10 +295,10 @@ fn a_reset_goes_its_way_and_is_told_of() {
         (before.labels, before.annotations)
     );
     let node = "n1".to_owned();
-    assert_eq!(world.news[0], News::ResetBegun { node });
+    assert_eq!(world.events[0], ResourceEvent::ResetBegun { node });
     assert!(matches!(
-        &world.news[1],
-        News::ResetEnded {
+        &world.events[1],
+        ResourceEvent::ResetEnded {
             failure: None,
             active: 0,
             ..
@@ -315,9 +315,9 @@ fn a_failure_is_told_with_what_the_job_said() {
     assert_eq!(world.phase(&reset("r1")), "Failed");
     let text = world.objects[&reset("r1")].to_string();
     assert!(text.contains("it is held by x (pid 1)"), "{text}");
-    let ended = &world.news[1];
+    let ended = &world.events[1];
     assert!(
-        matches!(ended, News::ResetEnded { failure: Some(why), .. } if why == "ResetJobFailed")
+        matches!(ended, ResourceEvent::ResetEnded { failure: Some(why), .. } if why == "ResetJobFailed")
     );
     assert_eq!(world.labels()[PLUGIN], "true");
 }
@@ -384,9 +384,9 @@ fn a_hand_over_is_told_of_at_each_step() {
     let key = hand_over("x1");
     world.ask(&key);
     world.external_is("True");
-    let phases: Vec<Option<handover::Phase>> = (world.news.iter())
-        .filter_map(|news| match news {
-            News::HandOver { after, action, .. } => {
+    let phases: Vec<Option<handover::HandoverPhase>> = (world.events.iter())
+        .filter_map(|events| match events {
+            ResourceEvent::HandOver { after, action, .. } => {
                 assert_eq!(action, "24");
                 Some(*after)
             }
@@ -394,9 +394,9 @@ fn a_hand_over_is_told_of_at_each_step() {
         })
         .collect();
     let expected = [
-        handover::Phase::Created,
-        handover::Phase::Released,
-        handover::Phase::Closed,
+        handover::HandoverPhase::Created,
+        handover::HandoverPhase::Released,
+        handover::HandoverPhase::Closed,
     ];
     assert_eq!(phases, expected.map(Some));
     assert_eq!(world.labels().len(), 1);
@@ -470,7 +470,7 @@ fn a_request_is_kept_for_its_time_after_its_end() {
         assert!(world.objects[&key]["status"]["completionTime"].is_string());
         // At the end the time of the deletion is recorded, and the resource is deleted then.
         let due = end.checked_add(hour).unwrap();
-        let expected = (key.clone(), Expiry::Say(due.to_string()));
+        let expected = (key.clone(), Expiry::Announce(due.to_string()));
         assert_eq!(world.expired, [expected], "{key:?}");
         world.objects.get_mut(&key).unwrap()["metadata"]["annotations"] =
             json!({EXPIRY: due.to_string()});

@@ -20,7 +20,7 @@ struct World {
     process: u32,
     objects: BTreeMap<Key, Value>,
     version: u64,
-    node: NodeSeen,
+    node: NodeObservation,
     /// True if the provider recognises operations. Otherwise it treats each signal as a new one.
     knows: bool,
     /// Signals that had an effect, by operation.
@@ -105,14 +105,14 @@ impl World {
     }
 
     fn take(&mut self, input: Input) {
-        let effects = self.board.take(input, at(self.now));
+        let effects = self.board.handle(input, at(self.now));
         for effect in effects {
-            if matches!(effect, Effect::Follow(_)) {
-                let seen = Some(self.node.clone());
-                self.take(Input::Node(NODE.to_owned(), seen.map(update)));
+            if matches!(effect, Effect::WatchNode(_)) {
+                let observation = Some(self.node.clone());
+                self.take(Input::Node(NODE.to_owned(), observation.map(update)));
                 continue;
             }
-            if matches!(effect, Effect::Leave(_) | Effect::Tell(_)) {
+            if matches!(effect, Effect::StopWatching(_) | Effect::Notify(_)) {
                 continue;
             }
             self.trace.push(format!("{} does {effect:?}", self.process));
@@ -137,10 +137,10 @@ impl World {
     fn watch(&mut self) {
         for (key, object) in self.objects.clone() {
             let resource = Resource::read(key.kind, &object).unwrap();
-            self.take(Input::Seen(Box::new(resource)));
+            self.take(Input::Updated(Box::new(resource)));
         }
-        let seen = Some(self.node.clone());
-        self.take(Input::Node(NODE.to_owned(), seen.map(update)));
+        let observation = Some(self.node.clone());
+        self.take(Input::Node(NODE.to_owned(), observation.map(update)));
     }
 
     fn signal(&mut self, operation: &str) {
@@ -160,7 +160,7 @@ impl World {
             } => {
                 let object = self.objects.get_mut(&key).unwrap();
                 if object["metadata"]["resourceVersion"] != json!(version) {
-                    return Input::Written(key, Written::Changed);
+                    return Input::Written(key, WriteResult::Changed);
                 }
                 self.version += 1;
                 object["metadata"]["resourceVersion"] = json!(self.version.to_string());
@@ -168,7 +168,7 @@ impl World {
                     object["status"][field] = value.clone();
                 }
                 let resource = Resource::read(key.kind, object).unwrap();
-                Input::Written(key, Written::Done(Box::new(resource)))
+                Input::Written(key, WriteResult::Done(Box::new(resource)))
             }
             Effect::Ask {
                 key,
@@ -199,7 +199,7 @@ impl World {
     fn lost(effect: &Effect, class: Class) -> Input {
         let failure = failed(class);
         match effect.clone() {
-            Effect::Write { key, .. } => Input::Written(key, Written::Failed),
+            Effect::Write { key, .. } => Input::Written(key, WriteResult::Failed),
             Effect::Ask {
                 key,
                 question,
@@ -283,8 +283,8 @@ impl World {
                 self.version += 1;
                 self.node.boot_id = format!("boot-{}", self.version);
                 self.node.ready = ready;
-                let seen = Some(self.node.clone());
-                self.take(Input::Node(NODE.to_owned(), seen.map(update)));
+                let observation = Some(self.node.clone());
+                self.take(Input::Node(NODE.to_owned(), observation.map(update)));
             }
             Happening::Watch => self.watch(),
             Happening::Crash => self.crash(),

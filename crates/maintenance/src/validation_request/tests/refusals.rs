@@ -109,7 +109,7 @@ fn what_leaves_the_configuration_fails() {
     world.run(usize::MAX);
     world.config.providers.remove("jobs");
     world.run(usize::MAX);
-    let why = "diag-group-1: there is no provider jobs any more";
+    let why = "diag-group-1: the configuration has no provider jobs";
     assert_eq!(world.status("r").message.as_deref(), Some(why));
 }
 
@@ -163,7 +163,7 @@ fn what_is_wrong_in_the_file_is_said() {
             "timeoutSeconds: 0",
             "1 to 604800 belong here",
         ),
-        ("kind: Gang\n", "kind: Other\n", "is no Gang of x/v1"),
+        ("kind: Gang\n", "kind: Other\n", "is not a Gang of x/v1"),
         ("{{.Image}}", "{{.Picture}}", "there is no field Picture"),
         (
             "templateFile: gang.yaml",

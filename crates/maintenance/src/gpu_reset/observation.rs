@@ -3,24 +3,24 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::Outcome;
+use crate::CompletionReason;
 
 /// Observed state of a reset: of the Job, or of the signal to a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ResetSeen {
+pub enum ResetObservation {
     /// Not observed yet, or not observable.
     Unknown,
     /// There is no Job, and no signal may be on its way.
     Absent,
     /// The API server or the provider refused the reset: the resulting end of the request, and
     /// the reason.
-    Refused(Outcome, String),
+    Refused(CompletionReason, String),
     /// A signal may have been accepted, without a definite response so far.
     Unclear,
     /// The Job exists and belongs to the request, or the provider accepted the signal.
-    Ours(ResetState),
+    Own(ResetState),
     /// The Job's name is taken by another object.
-    Anothers,
+    Foreign,
 }
 
 /// State of a reset.
@@ -36,18 +36,18 @@ pub enum ResetState {
     Deleting,
 }
 
-// === impl ResetSeen ===
+// === impl ResetObservation ===
 
-impl ResetSeen {
+impl ResetObservation {
     /// Reads a Job on behalf of the request with this uid. `why` is the termination message of
     /// its pods.
     pub fn read(object: &Value, uid: &str, why: Option<&str>) -> Self {
         let owners = object.pointer("/metadata/ownerReferences");
         let owners = owners.and_then(Value::as_array).into_iter().flatten();
         if !owners.into_iter().any(|owner| owner["uid"] == uid) {
-            return Self::Anothers;
+            return Self::Foreign;
         }
-        Self::Ours(ResetState::read(object, why))
+        Self::Own(ResetState::read(object, why))
     }
 }
 

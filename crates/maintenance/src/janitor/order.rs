@@ -8,9 +8,9 @@ use crate::Resource;
 
 /// Position of a resource among those of its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum Position {
     /// The resource is first.
-    Own,
+    First,
     /// Another resource comes first.
     Behind {
         /// Kind and name of the first resource.
@@ -21,16 +21,19 @@ pub(super) enum Turn {
 }
 
 /// Returns the position of a resource among `all` resources of its node.
-pub(super) fn turn<'a>(resource: &Resource, all: impl Iterator<Item = &'a Resource>) -> Turn {
+pub(super) fn position<'a>(
+    resource: &Resource,
+    all: impl Iterator<Item = &'a Resource>,
+) -> Position {
     let first = all
         .filter(|other| !other.is_over())
         .min_by_key(|other| place(other));
     match first {
-        Some(first) if first.uid != resource.uid => Turn::Behind {
+        Some(first) if first.uid != resource.uid => Position::Behind {
             before: first.key().title(),
             same: first.status.start.is_some() && first.kind == resource.kind,
         },
-        _ => Turn::Own,
+        _ => Position::First,
     }
 }
 

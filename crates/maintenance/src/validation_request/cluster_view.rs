@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::Request;
 
-/// State of the cluster around a request.
-pub struct Around<'a> {
+/// State of the cluster cluster a request.
+pub struct ClusterView<'a> {
     /// Nodes by name. Missing ones have not been observed yet.
     pub nodes: &'a BTreeMap<String, NodeState>,
     /// Existing objects, by provider and name.
@@ -65,9 +65,9 @@ pub(super) enum ObjectState {
     Failed(String),
 }
 
-// === impl Around ===
+// === impl ClusterView ===
 
-impl Around<'_> {
+impl ClusterView<'_> {
     /// Returns whether a request of this name exists.
     pub(super) fn knows(&self, request: &str) -> bool {
         self.requests.contains_key(request) || self.unreadable.contains(request)
@@ -105,7 +105,7 @@ impl NodeState {
 
 impl Readiness {
     /// Returns the reason to wait for the named node. `None` if it is ready.
-    pub(super) fn waits(&self, node: &str) -> Option<String> {
+    pub(super) fn reason_to_wait(&self, node: &str) -> Option<String> {
         match self {
             Self::Ready => None,
             Self::Not(why) => Some(format!("{node} is not ready: {why}")),

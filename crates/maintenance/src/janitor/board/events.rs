@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::io::News;
+use super::io::ResourceEvent;
 use crate::gpu_reset;
 use crate::handover;
 use crate::{Maintenance, Resource};
@@ -10,12 +10,12 @@ use model::resource::ATTEMPT_COMPLETE;
 
 /// Returns the events of a change of a resource. `before` is `None` for a new one, `after` for
 /// a deleted one. `active` is the number of running resets of its node after the change.
-pub(super) fn news(
+pub(super) fn events_of(
     before: Option<&Resource>,
     after: Option<&Resource>,
     active: usize,
     now: Timestamp,
-) -> Vec<News> {
+) -> Vec<ResourceEvent> {
     let Some(kind) = after.or(before).map(|one| one.kind) else {
         return Vec::new();
     };
@@ -33,19 +33,19 @@ pub(super) fn news(
     }
 }
 
-fn of_signal(before: &Resource, after: &Resource) -> Vec<News> {
+fn of_signal(before: &Resource, after: &Resource) -> Vec<ResourceEvent> {
     let (key, node) = (after.key(), after.node.clone());
-    let mut news = Vec::new();
+    let mut events = Vec::new();
     if before.status.start.is_none() && after.status.start.is_some() {
         let (key, node) = (key.clone(), node.clone());
-        news.push(News::Begun { key, node });
+        events.push(ResourceEvent::Begun { key, node });
     }
     if !before.status.has_ended() && after.status.has_ended() {
         let complete = after.status.condition(ATTEMPT_COMPLETE);
         let (outcome, message) = complete
             .map(|one| (one.reason.clone(), one.message.clone()))
             .unwrap_or_default();
-        news.push(News::Ended {
+        events.push(ResourceEvent::Ended {
             key,
             node,
             outcome,
@@ -54,7 +54,7 @@ fn of_signal(before: &Resource, after: &Resource) -> Vec<News> {
                 .map(|(start, end)| end.duration_since(start)),
         });
     }
-    news
+    events
 }
 
 fn of_reset(
@@ -62,14 +62,14 @@ fn of_reset(
     after: Option<&Resource>,
     active: usize,
     now: Timestamp,
-) -> Option<News> {
+) -> Option<ResourceEvent> {
     let node = before.node.clone();
     let was_active = gpu_reset::is_active(before);
     let is_active = after.is_some_and(gpu_reset::is_active);
     if is_active && !was_active {
-        return Some(News::ResetBegun { node });
+        return Some(ResourceEvent::ResetBegun { node });
     }
-    (was_active && !is_active).then(|| News::ResetEnded {
+    (was_active && !is_active).then(|| ResourceEvent::ResetEnded {
         node,
         failure: after.map_or_else(|| Some("Deleted".to_owned()), gpu_reset::failure),
         took: before.status.start.map(|at| now.duration_since(at)),
@@ -81,11 +81,11 @@ fn of_hand_over(
     before: Option<&Resource>,
     after: Option<&Resource>,
     now: Timestamp,
-) -> Option<News> {
+) -> Option<ResourceEvent> {
     let request = after.or(before)?;
     let (before, after) = (before.map(handover::phase), after.map(handover::phase));
     let released = request.status.condition(handover::RELEASED);
-    (before != after).then(|| News::HandOver {
+    (before != after).then(|| ResourceEvent::HandOver {
         name: request.name.clone(),
         node: request.node.clone(),
         action: handover::action(request),
