@@ -1,9 +1,12 @@
+use model::resource::ATTEMPT_COMPLETE;
 use std::collections::BTreeMap;
 
 use contract::keys;
 use serde_json::json;
 
+use super::steps::READ_WITHIN;
 use super::*;
+use crate::CompletionReason;
 use crate::Maintenance;
 
 mod simulator;
