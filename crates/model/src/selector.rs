@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use contract::names;
+use contract::names::{self, WrongName};
+use serde::Deserialize;
 
 /// Longest selector, in bytes: more than a person would write.
 pub const MAX_SELECTOR_BYTES: usize = 16 * 1024;
@@ -13,6 +14,29 @@ pub const MAX_SELECTOR_BYTES: usize = 16 * 1024;
 /// A label selector. It matches if all its requirements do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelSelector(Vec<Requirement>);
+
+/// A label selector in the object form of Kubernetes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct SelectorObject {
+    /// Required values, by label key.
+    pub match_labels: BTreeMap<String, String>,
+    /// Requirements in addition to the values.
+    pub match_expressions: Vec<MatchExpression>,
+}
+
+/// A requirement of a [`SelectorObject`].
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MatchExpression {
+    /// Key of the label.
+    pub key: String,
+    /// `In`, `NotIn`, `Exists` or `DoesNotExist`.
+    pub operator: String,
+    /// Values for `In` and `NotIn`.
+    #[serde(default)]
+    pub values: Vec<String>,
+}
 
 /// A requirement on the label with this key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,20 +77,48 @@ impl LabelSelector {
 
     /// Creates a selector of objects with all these labels. Fails if there are none.
     pub fn of_labels(labels: &BTreeMap<String, String>) -> Result<Self, SelectorError> {
-        let requirement = |(key, value): (&String, &String)| {
-            let checked = names::label_key(key).and_then(|()| names::label_value(value));
-            checked.map_err(|error| SelectorError(error.to_string()))?;
+        Self::try_from(&SelectorObject {
+            match_labels: labels.clone(),
+            match_expressions: Vec::new(),
+        })
+    }
+}
+
+impl TryFrom<&SelectorObject> for LabelSelector {
+    type Error = SelectorError;
+
+    /// Converts a selector with at least one requirement.
+    fn try_from(object: &SelectorObject) -> Result<Self, SelectorError> {
+        let checked = object.check_names();
+        checked.map_err(|error| SelectorError(error.to_string()))?;
+        let labels = object.match_labels.iter().map(|(key, value)| {
             let (key, test) = (key.clone(), Test::In(vec![value.clone()]));
             Ok(Requirement { key, test })
-        };
-        if labels.is_empty() {
+        });
+        let expressions = object.match_expressions.iter().map(|one| {
+            let (key, values) = (one.key.clone(), one.values.clone());
+            let test = match one.operator.as_str() {
+                "In" | "NotIn" if values.is_empty() => {
+                    let what = format!("the operator {} needs values", one.operator);
+                    return Err(SelectorError(what));
+                }
+                "In" => Test::In(values),
+                "NotIn" => Test::NotIn(values),
+                "Exists" => Test::There,
+                "DoesNotExist" => Test::Absent,
+                other => {
+                    return Err(SelectorError(format!(
+                        "the operator is {other:?}; In, NotIn, Exists and DoesNotExist are known"
+                    )));
+                }
+            };
+            Ok(Requirement { key, test })
+        });
+        let requirements: Vec<Requirement> = labels.chain(expressions).collect::<Result<_, _>>()?;
+        if requirements.is_empty() {
             return Err(SelectorError("it is empty".to_owned()));
         }
-        labels
-            .iter()
-            .map(requirement)
-            .collect::<Result<_, _>>()
-            .map(Self)
+        Ok(Self(requirements))
     }
 }
 
@@ -91,6 +143,21 @@ impl FromStr for LabelSelector {
             requirements.push(requirement(part.trim())?);
         }
         Ok(Self(requirements))
+    }
+}
+
+// === impl SelectorObject ===
+
+impl SelectorObject {
+    /// Checks that all keys and values can be those of labels.
+    pub fn check_names(&self) -> Result<(), WrongName> {
+        let expressions = &self.match_expressions;
+        let keys = self.match_labels.keys();
+        let mut keys = keys.chain(expressions.iter().map(|one| &one.key));
+        let values = self.match_labels.values();
+        let mut values = values.chain(expressions.iter().flat_map(|one| &one.values));
+        keys.try_for_each(|key| names::label_key(key))?;
+        values.try_for_each(|value| names::label_value(value))
     }
 }
 
@@ -203,6 +270,41 @@ mod tests {
             let selector: LabelSelector = text.parse().unwrap();
             assert_eq!(selector.matches(&labels), matches, "{text}");
         }
+    }
+
+    #[test]
+    fn the_object_form_selects_like_the_text() {
+        let expression = |key: &str, operator: &str, values: &[&str]| MatchExpression {
+            key: key.to_owned(),
+            operator: operator.to_owned(),
+            values: values.iter().map(|one| (*one).to_owned()).collect(),
+        };
+        let object = SelectorObject {
+            match_labels: [("tier".to_owned(), "3".to_owned())].into(),
+            match_expressions: vec![
+                expression("app", "In", &["db", "web"]),
+                expression("zone", "NotIn", &["a"]),
+                expression("gpu", "Exists", &[]),
+                expression("canary", "DoesNotExist", &[]),
+            ],
+        };
+        let text = "tier=3,app in (db,web),zone notin (a),gpu,!canary";
+        assert_eq!(LabelSelector::try_from(&object), text.parse());
+        for (one, says) in [
+            (expression("app", "Like", &["a"]), "the operator is"),
+            (expression("app", "In", &[]), "needs values"),
+            (expression("app", "In", &["we,b"]), "no value"),
+            (expression("-app", "Exists", &[]), "no key"),
+        ] {
+            let object = SelectorObject {
+                match_expressions: vec![one],
+                ..SelectorObject::default()
+            };
+            let error = LabelSelector::try_from(&object).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        let empty = LabelSelector::try_from(&SelectorObject::default());
+        assert!(empty.is_err());
     }
 
     #[test]

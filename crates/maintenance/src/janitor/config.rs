@@ -2,12 +2,11 @@
 //! and `redfish`.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use contract::findings;
 use contract::names::{self, WrongName};
 use jiff::SignedDuration;
-use model::selector::LabelSelector;
+use model::selector::{LabelSelector, SelectorObject};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -108,24 +107,7 @@ struct Global {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Nodes {
-    exclusions: Vec<Selector>,
-}
-
-/// A label selector in object form.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct Selector {
-    match_labels: BTreeMap<String, String>,
-    match_expressions: Vec<Expression>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Expression {
-    key: String,
-    operator: String,
-    #[serde(default)]
-    values: Vec<String>,
+    exclusions: Vec<SelectorObject>,
 }
 
 #[derive(Deserialize)]
@@ -226,7 +208,7 @@ impl JanitorConfig {
         let exclusions = global.nodes.exclusions.iter().enumerate();
         let exclusions = exclusions
             .filter_map(|(at, selector)| {
-                let read = selector.read(text);
+                let read = exclusion(selector, text);
                 read.map_err(|why| wrong.push(format!("global.nodes.exclusions[{at}]: {why}")))
                     .ok()
             })
@@ -434,54 +416,14 @@ impl Global {
     }
 }
 
-// === impl Selector ===
-
-impl Selector {
-    /// Reads it by way of its text form; `file` is what it stands in.
-    fn read(&self, file: &str) -> Result<LabelSelector, String> {
-        let more = self.match_expressions.iter();
-        let keys = self
-            .match_labels
-            .keys()
-            .chain(more.clone().map(|one| &one.key));
-        let values = self
-            .match_labels
-            .values()
-            .chain(more.flat_map(|one| &one.values));
-        // In the text form a comma would be the end of a value.
-        keys.map(|key| names::label_key(key))
-            .chain(values.map(|value| names::label_value(value)))
-            .collect::<Result<(), _>>()
-            .map_err(|error| format!("{}{error}", findings::on_line_with(file, &error.text)))?;
-        let mut text = String::new();
-        for (key, value) in &self.match_labels {
-            let _ = write!(text, ",{key}={value}");
-        }
-        for Expression {
-            key,
-            operator,
-            values,
-        } in &self.match_expressions
-        {
-            let list = values.join(",");
-            let _ = match operator.as_str() {
-                "In" => write!(text, ",{key} in ({list})"),
-                "NotIn" => write!(text, ",{key} notin ({list})"),
-                "Exists" => write!(text, ",{key}"),
-                "DoesNotExist" => write!(text, ",!{key}"),
-                other => {
-                    return Err(format!(
-                        "the operator is {other:?}; In, NotIn, Exists and DoesNotExist are known"
-                    ));
-                }
-            };
-        }
-        let text = text.trim_start_matches(',');
-        if text.is_empty() {
-            return Err("it is empty, and would exclude every node".to_owned());
-        }
-        text.parse().map_err(|error| format!("{error}"))
+/// Reads a selector of excluded nodes. `file` is the configuration, for line numbers.
+fn exclusion(selector: &SelectorObject, file: &str) -> Result<LabelSelector, String> {
+    let checked = selector.check_names();
+    checked.map_err(|error| format!("{}{error}", findings::on_line_with(file, &error.text)))?;
+    if *selector == SelectorObject::default() {
+        return Err("it is empty, and would exclude every node".to_owned());
     }
+    LabelSelector::try_from(selector).map_err(|error| error.to_string())
 }
 
 fn read_timeout(text: &str, key: &str, wrong: &mut Vec<String>) -> SignedDuration {
