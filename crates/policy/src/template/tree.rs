@@ -101,8 +101,8 @@ fn always(mut body: ListNode) -> Node {
     })
 }
 
-/// Returns the position of the first node with which `fails` returns true, the innermost one if
-/// it is within the body of a block.
+/// Returns the position of the first node that makes `fails` return true, the innermost one if it
+/// is within the body of a block.
 pub(super) fn first_failing(nodes: &[Node], fails: &dyn Fn(&[Node]) -> bool) -> Option<Pos> {
     let index = (0..nodes.len()).find(|index| fails(nodes.get(..=*index).unwrap_or_default()))?;
     let (before, node) = (nodes.get(..index)?, nodes.get(index)?);
