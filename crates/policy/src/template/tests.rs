@@ -219,6 +219,20 @@ fn what_goes_wrong_when_it_is_run_says_where() {
 }
 
 #[test]
+fn a_large_template_is_checked_in_bounds() {
+    let flat = "{{ .Kind }}".repeat(5_000) + "{{ .Knd }}";
+    let error = Template::parse(&flat).unwrap_err().to_string();
+    assert!(error.contains("did you mean Kind?"), "{error}");
+    let nested = |inner: &str| {
+        let (open, end) = ("{{ if .Kind }}".repeat(50), "{{ end }}".repeat(50));
+        format!("{open}{inner}{end}")
+    };
+    assert!(Template::parse(&nested("a")).is_ok());
+    let error = Template::parse(&nested("{{ .Knd }}")).unwrap_err();
+    assert!(error.what.contains("did you mean Kind?"), "{error}");
+}
+
+#[test]
 fn what_a_template_makes_and_how_long_it_runs_is_bounded() {
     // Each declaration doubles the text.
     let mut doubling = "{{ $a0 := printf \"0123456789\" }}".to_owned();

@@ -4,7 +4,10 @@ use gotmpl::parse::{
     ActionNode, BranchNode, CommandNode, Expr, ListNode, Node, PipeNode, Pos, SmolStr,
 };
 
-/// Calls `visit` for all expressions of `nodes`, outer ones before inner ones.
+/// Most nested blocks that an error is located in. Each level multiplies the work.
+const MAX_BLOCKS: usize = 8;
+
+/// Calls `f` for all expressions of `nodes`, outer ones before inner ones.
 pub(super) fn visit(nodes: &mut [Node], f: &mut dyn FnMut(&mut Expr)) {
     for node in nodes {
         match node {
@@ -101,10 +104,21 @@ fn always(mut body: ListNode) -> Node {
     })
 }
 
-/// Returns the position of the first node that makes `fails` return true, the innermost one if it
-/// is within the body of a block.
+/// Returns the position of the first node that makes `fails` return true. If that node is a block,
+/// returns the position within its body, down to [`MAX_BLOCKS`] levels.
 pub(super) fn first_failing(nodes: &[Node], fails: &dyn Fn(&[Node]) -> bool) -> Option<Pos> {
-    let index = (0..nodes.len()).find(|index| fails(nodes.get(..=*index).unwrap_or_default()))?;
+    first_failing_within(nodes, MAX_BLOCKS, fails)
+}
+
+fn first_failing_within(
+    nodes: &[Node],
+    blocks: usize,
+    fails: &dyn Fn(&[Node]) -> bool,
+) -> Option<Pos> {
+    // Execution stops at the first failure, so all longer beginnings fail as well.
+    let indexes: Vec<usize> = (0..nodes.len()).collect();
+    let succeeds = |index: &usize| !fails(nodes.get(..=*index).unwrap_or_default());
+    let index = indexes.partition_point(succeeds);
     let (before, node) = (nodes.get(..index)?, nodes.get(index)?);
     let with_body = |body: &[Node]| {
         let mut node = node.clone();
@@ -117,7 +131,8 @@ pub(super) fn first_failing(nodes: &[Node], fails: &dyn Fn(&[Node]) -> bool) -> 
         Node::If(branch) | Node::Range(branch) | Node::With(branch) => &branch.body.nodes[..],
         _ => &[],
     };
-    let inner = (!body.is_empty() && !with_body(&[])).then(|| first_failing(body, &with_body));
+    let is_in_body = blocks > 0 && !body.is_empty() && !with_body(&[]);
+    let inner = is_in_body.then(|| first_failing_within(body, blocks - 1, &with_body));
     Some(inner.flatten().unwrap_or_else(|| place(node)))
 }
 
