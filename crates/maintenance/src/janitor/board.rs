@@ -22,6 +22,7 @@ mod entry;
 mod events;
 mod io;
 mod next;
+mod nodes;
 
 use entry::Entry;
 use events::events_of;
@@ -471,72 +472,5 @@ impl Board {
         if self.is_ready() {
             self.undo_leftovers(node, effects);
         }
-    }
-
-    /// Starts or stops the watches of a node.
-    fn update_watches(&mut self, node: &str, effects: &mut Vec<Effect>) {
-        let Some(node_entry) = self.nodes.get(node) else {
-            return;
-        };
-        let entries = node_entry
-            .keys
-            .iter()
-            .filter_map(|key| self.entries.get(key));
-        let open = entries.filter(|entry| self.is_open(&entry.resource));
-        let open: BTreeSet<Maintenance> = open.map(|entry| entry.resource.kind).collect();
-        let wanted = !open.is_empty() || node_entry.vanished;
-        let pods = open.contains(&Maintenance::Reset);
-        let Some(node_entry) = self.nodes.get_mut(node) else {
-            return;
-        };
-        if wanted && !node_entry.followed {
-            node_entry.followed = true;
-            effects.push(Effect::WatchNode(node.to_owned()));
-        }
-        if pods && !node_entry.follows_pods {
-            node_entry.follows_pods = true;
-            effects.push(Effect::WatchPods(node.to_owned()));
-        }
-        if wanted {
-            return;
-        }
-        let keys = std::mem::take(&mut node_entry.keys);
-        if node_entry.followed {
-            effects.push(Effect::StopWatching(node.to_owned()));
-        }
-        if keys.is_empty() {
-            self.nodes.remove(node);
-        } else {
-            *node_entry = NodeEntry {
-                keys,
-                ..NodeEntry::default()
-            };
-        }
-    }
-
-    /// Undoes the changes of disappeared resources on a node.
-    fn undo_leftovers(&mut self, node: &str, effects: &mut Vec<Effect>) {
-        let Some(node_entry) = self.nodes.get_mut(node) else {
-            return;
-        };
-        if !node_entry.vanished || node_entry.busy || node_entry.observed == ObservedNode::Unknown {
-            return;
-        }
-        let keys = node_entry.keys.iter();
-        let there: BTreeSet<&str> = keys
-            .filter_map(|key| self.entries.get(key))
-            .map(|entry| entry.resource.uid.as_str())
-            .collect();
-        let exists = |uid: &str| there.contains(uid);
-        let view = node_entry.view.clone();
-        let change = view.as_ref().and_then(|view| {
-            gpu_reset::left_behind(view, exists).or_else(|| handover::left_behind(view, exists))
-        });
-        let Some((view, change)) = view.zip(change) else {
-            node_entry.vanished = false;
-            return self.update_watches(node, effects);
-        };
-        node_entry.busy = true;
-        effects.push(Effect::Change(None, view, change));
     }
 }
