@@ -76,7 +76,7 @@ impl NodeEntry {
                 .iter()
                 .map(FaultVersion::of)
                 .collect(),
-            checks: fleet.book.heard(name).count(),
+            checks: fleet.book.reported_checks(name).count(),
         };
         let same = self.condition_inputs.as_ref().is_some_and(|before| {
             Arc::ptr_eq(&before.view, &condition_inputs.view)
