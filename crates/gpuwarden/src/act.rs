@@ -26,29 +26,29 @@ use tokio::sync::watch;
 use crate::parts::{self, CLOCK, Front, Intake, Policy};
 use crate::tasks::Tasks;
 
-/// `Acting` starts what acts on the events of a store.
+/// Parts of `run` and `controller` that act on the events of a store.
 pub(crate) struct Acting<'a> {
     pub(crate) settings: &'a ActSettings,
     pub(crate) process: &'a ProcessSettings,
     pub(crate) policy: Policy,
     pub(crate) cluster: Option<Arc<Cluster>>,
     pub(crate) owns: Owns,
-    /// The election; `None`: there is none.
+    /// State of the election; `None` without `--leader-elect`.
     pub(crate) leadership: Option<LeadershipSource>,
-    /// Name of the node, or of the host.
+    /// Name of the node or, in `controller`, of the host.
     pub(crate) name: &'a str,
     pub(crate) store: Arc<dyn EventStore>,
     pub(crate) metrics: Metrics,
     pub(crate) sources: Sources,
     pub(crate) intake: Intake,
-    /// The GPUs of this machine; `None`: this process does not look after any.
+    /// Device API of this machine; `None` if this process does not watch its GPUs.
     pub(crate) devices: Option<DeviceApi>,
 }
 
 // === impl Acting ===
 
 impl Acting<'_> {
-    /// Starts all of it. Returns how the nodes do.
+    /// Starts all tasks. Returns the current state of the nodes.
     pub(crate) fn start(
         self,
         front: Front,
@@ -64,13 +64,13 @@ impl Acting<'_> {
         if let Some(cluster) = &self.cluster {
             api_requests::register(cluster, &self.metrics);
         }
-        let told = reports(
+        let reporting = reports(
             self.settings.reports,
             self.intake.limits,
             self.cluster.as_ref(),
             &self.metrics,
         );
-        let (board, reporter) = told.unzip();
+        let (board, reporter) = reporting.unzip();
         let unhealthy_gpus = unhealthy_gpus(self.cluster.clone());
         self.start_janitor(tasks)?;
         let config = QuarantineConfig {
@@ -134,7 +134,7 @@ impl Acting<'_> {
         if let Some(reporter) = reporter {
             tasks.writer("the reporter of conditions", reporter.run(done.clone()));
         }
-        // Its next start begins with a sound one.
+        // A damaged store ends the process: its next start creates a new one.
         let until = done.clone();
         tasks.worker("the event store", async move {
             let met = async { drop(damage.wait_for(Option::is_some).await) };
@@ -145,7 +145,7 @@ impl Acting<'_> {
         Ok(fleet)
     }
 
-    /// Starts what carries custom resources out, where that is asked for.
+    /// Starts the janitor, if `--janitor-config` is given.
     fn start_janitor(&self, tasks: &mut Tasks) -> anyhow::Result<()> {
         let (Some(settings), Some(cluster)) = (&self.settings.janitor, &self.cluster) else {
             return Ok(());
@@ -157,7 +157,7 @@ impl Acting<'_> {
             Owns::Node(name) => Some(name.clone()),
             Owns::All => None,
         };
-        // No two processes have it, and none has it again after it was killed.
+        // Unique to this process, also across restarts after a kill.
         let process = format!(
             "{}-{}-{}",
             self.name,
@@ -183,7 +183,7 @@ impl Acting<'_> {
         Ok(())
     }
 
-    /// Starts what carries `ValidationRequest`s out.
+    /// Starts the validator of `ValidationRequest`s.
     fn start_validator(
         &self,
         config: ValidationConfiguration,
@@ -197,7 +197,7 @@ impl Acting<'_> {
         }
         if config.has_new_node_rules {
             tracing::warn!(
-                "newNodeValidation of --validation-config is not looked at: new nodes are admitted by \
+                "newNodeValidation of --validation-config is ignored: new nodes are admitted by \
                  [validation] of --remediate-config"
             );
         }
@@ -213,7 +213,7 @@ impl Acting<'_> {
     }
 }
 
-/// Makes what tells on the nodes, where that is asked for.
+/// Creates the reporter of node conditions and Events, if either is enabled.
 fn reports(
     settings: ReportSettings,
     limits: Limits,
@@ -231,7 +231,7 @@ fn reports(
     asked_for.then(|| conditions::new(config, metrics))
 }
 
-/// Returns what tells which GPUs of a node's pods its kubelet calls unhealthy.
+/// Returns a source of the GPUs that the kubelet of a node reports as unhealthy in its pods.
 fn unhealthy_gpus(cluster: Option<Arc<Cluster>>) -> UnhealthyGpuSource {
     let view = |gpu: UnhealthyGpu| UnhealthyGpuView {
         pod: gpu.pod,

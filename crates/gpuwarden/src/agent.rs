@@ -1,5 +1,6 @@
-//! `gpuwarden agent`: a node's side. It watches, takes reports on its socket, keeps events
-//! on disk and brings them to the controller. It knows no cluster and decides nothing.
+//! `gpuwarden agent`: the role of a node. It watches the node, receives events on its socket,
+//! keeps them on disk and delivers them to the controller. It has no access to the cluster and
+//! decides nothing.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use crate::gpus;
 use crate::parts::{self, CLOCK, Front};
 use crate::tasks::Tasks;
 
-/// Runs until SIGTERM or SIGINT, or until a part of it fails. A controller that is not there is no reason not to start.
+/// Runs until SIGTERM or SIGINT, or until a task fails. Starts even if the controller is
+/// unreachable.
 pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let AgentSettings {
         delivery,
@@ -25,7 +27,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
         devices,
         process,
     } = &settings;
-    // Its controller may act on what it is told.
+    // The controller may act on the reports, and this process cannot know whether it does.
     gpus::refuse_to_act_on_fakes(&node.gpu, true)?;
     let (metrics, sources) = (parts::start_process(process)?, Sources::default());
     let limits = Limits {
@@ -94,12 +96,12 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     tasks.worker("the page", async move { drop(page.await) });
     greet(&settings, &endpoint.server);
 
-    let ends = tasks.until_told_or_failed(parts::until_told()).await;
+    let ends = tasks.until_shutdown_or_failure(parts::until_signal()).await;
     tasks.end(outbox.close(), process).await;
     ends.map(|()| ExitCode::SUCCESS)
 }
 
-/// Writes what a person sees first.
+/// Prints the greeting on stdout.
 fn greet(settings: &AgentSettings, server: &str) {
     let version = env!("CARGO_PKG_VERSION");
     let (node, controller) = (&settings.node.node_name, &settings.delivery.controller);

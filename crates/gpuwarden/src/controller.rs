@@ -1,5 +1,5 @@
-//! `gpuwarden controller`: a cluster's side. It takes the events of agents and central
-//! monitors, takes bad nodes out of service, gives them back, and shows all of it.
+//! `gpuwarden controller`: the role of a cluster. It receives the events of agents and central
+//! monitors, quarantines faulty nodes, returns them to service, and serves the page.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -26,20 +26,21 @@ use tokio::net::TcpListener;
 use crate::act::Acting;
 use crate::lead::{Standby, Term};
 use crate::parts::{self, Front, Policy};
-use crate::tasks::{Tasks, said};
+use crate::tasks::{Tasks, log_failure};
 
-/// The socket is for the operator's commands, and speaks for any node: nobody else's.
+/// Mode of the socket: the operator's commands can report events for any node there, so no other
+/// user gets access.
 const OWN_UID: u32 = 0o600;
 const SOCKET: &str = "gpuwarden.sock";
 
-/// Runs until SIGTERM or SIGINT, until it has lost the lead, or until a part of it fails.
+/// Runs until SIGTERM or SIGINT, until the lead is lost, or until a task fails.
 pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode> {
     let ControllerSettings { process, act, .. } = &settings;
     let (metrics, sources) = (parts::start_process(process)?, Sources::default());
-    let mut told = pin!(parts::until_told());
+    let mut shutdown = pin!(parts::until_signal());
     let cluster = parts::cluster(act).await?;
     let mut tasks = Tasks::default();
-    // Whatever is wrong with the settings is said now, not when it is to lead.
+    // Invalid settings are an error now, not only once this process is elected.
     let policy = parts::policy(act, cluster.clone(), &metrics, &mut tasks)?;
     let transport = transport(&settings.ingest, cluster.clone())?;
     let listener = parts::listen(process).await?;
@@ -58,7 +59,7 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
     };
     let Some(cluster) = start.cluster.clone().filter(|_| settings.leader_elect) else {
         let mut acting = start.act(None).await?;
-        let ends = acting.tasks.until_told_or_failed(told).await;
+        let ends = acting.tasks.until_shutdown_or_failure(shutdown).await;
         acting.end().await;
         return ends.map(|()| ExitCode::SUCCESS);
     };
@@ -74,7 +75,7 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
         listener: start.listener,
     };
     stands_by(&standby)?;
-    let Some(leading) = standby.until_elected(&mut told).await? else {
+    let Some(leading) = standby.until_elected(&mut shutdown).await? else {
         return Ok(ExitCode::SUCCESS);
     };
     start.cluster = Some(leading.cluster);
@@ -85,7 +86,7 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
     let acted = match start.act(Some(&term)).await {
         Ok(mut acting) => {
             let ends = tokio::select! {
-                ends = acting.tasks.until_told_or_failed(told) => ends,
+                ends = acting.tasks.until_shutdown_or_failure(shutdown) => ends,
                 () = term.lost() => Ok(()),
             };
             written = acting.end().await;
@@ -93,17 +94,18 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
         }
         Err(error) => Err(error),
     };
-    // Also where it could not begin: somebody else may.
+    // The lead is released after a failed start as well, so that another candidate can take
+    // over.
     let lost = term.end(written).await;
     acted?;
     if let Some(why) = lost {
-        tracing::error!("{why}: this process acts no more and ends; started again, it stands by");
+        tracing::error!("{why}: this process stops acting and ends; restarted, it stands by");
         return Ok(ExitCode::from(cli::EXIT_DEPOSED));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// `Start` is what a controller begins with.
+/// Everything a controller needs to begin acting.
 struct Start<'a> {
     settings: &'a ControllerSettings,
     metrics: Metrics,
@@ -117,7 +119,7 @@ struct Start<'a> {
     tasks: Tasks,
 }
 
-/// `Running` is a controller that acts.
+/// A controller that acts.
 struct Running<'a> {
     process: &'a ProcessSettings,
     store: Arc<dyn EventStore>,
@@ -128,7 +130,7 @@ struct Running<'a> {
 // === impl Start ===
 
 impl<'a> Start<'a> {
-    /// Opens the store and the port for agents, and begins to act; in an election, for `term`.
+    /// Opens the store and the port for agents, and starts acting; with an election, for `term`.
     async fn act(self, term: Option<&Term>) -> anyhow::Result<Running<'a>> {
         let Self {
             settings,
@@ -167,7 +169,7 @@ impl<'a> Start<'a> {
         let forwarding = intake.forwarding.clone();
         let connector = intake.connector.clone();
         let (tls, identify) = self.transport;
-        // In any other mode nothing is written in the cluster.
+        // Modes other than `act` write nothing to the cluster.
         let writes = act.mode.writes();
         let pods = PodDevices::new(cluster.clone().filter(|_| writes));
         let acting = Acting {
@@ -191,7 +193,7 @@ impl<'a> Start<'a> {
         };
         let serving = ingest::serve(grpc, tls, identify, connector, agents, tasks.no_more());
         let port = "the gRPC port";
-        tasks.input(port, said(port, serving));
+        tasks.input(port, log_failure(port, serving));
         greet(settings, address, &server);
         Ok(Running {
             process,
@@ -205,7 +207,7 @@ impl<'a> Start<'a> {
 // === impl Running ===
 
 impl Running<'_> {
-    /// Ends it in order. Returns whether all writes into the cluster came to their end.
+    /// Ends the tasks in order. Returns whether all writes to the cluster were completed.
     async fn end(self) -> bool {
         let Self {
             process,
@@ -218,14 +220,14 @@ impl Running<'_> {
     }
 }
 
-/// Returns how agents are listened to, and how they are told apart.
+/// Returns the TLS settings of the port for agents, and how agents are authenticated.
 fn transport(
     settings: &IngestSettings,
     cluster: Option<Arc<Cluster>>,
 ) -> anyhow::Result<(Option<Arc<ServerTls>>, Identify)> {
     let Transport::Tls { own, clients } = settings.transport.clone() else {
         tracing::warn!(
-            "events are taken without TLS, and from anybody on this machine, for any node"
+            "events are accepted without TLS from anybody on this machine, for any node"
         );
         return Ok((None, Identify::anybody()));
     };
@@ -242,7 +244,7 @@ fn transport(
     Ok((Some(Arc::new(tls)), Identify::new(tokens)))
 }
 
-/// Writes what a person sees of who stands by.
+/// Prints the greeting of a controller that stands by.
 fn stands_by(standby: &Standby<'_>) -> anyhow::Result<()> {
     let address = standby.listener.local_addr()?;
     let version = env!("CARGO_PKG_VERSION");
@@ -252,7 +254,7 @@ fn stands_by(standby: &Standby<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes what a person sees first.
+/// Prints the greeting of a controller that acts.
 fn greet(settings: &ControllerSettings, grpc: SocketAddr, server: &str) {
     let mode = match (&settings.act.cluster, settings.act.mode) {
         (None, _) => "recording only; --kubeconfig FILE gives it a cluster",

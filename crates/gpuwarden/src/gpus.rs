@@ -1,4 +1,5 @@
-//! The GPUs of a node: the probes of their driver and of DCGM, and the monitor that learns from them.
+//! The GPUs of a node: the probes that read NVML and DCGM, and the monitor that receives their
+//! reports.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -25,26 +26,27 @@ use tokio::task::JoinSet;
 
 use crate::tasks::Tasks;
 
-/// File of fake GPUs that real ones have elsewhere, in the data directory.
+/// GPU metadata file of fake GPUs, in the data directory. For real GPUs, `--gpu-metadata` sets
+/// the path.
 const METADATA: &str = "gpu_metadata.json";
-/// The directory in which the kernel shows NVIDIA's driver, where that is loaded.
+/// Directory that exists while NVIDIA's driver is loaded.
 const DRIVER: &str = "/proc/driver/nvidia";
-/// Time beyond the pause between two looks after which it is not known how the GPUs do. Drivers under
-/// load take seconds for a look.
+/// Time in addition to the polling interval after which a missing poll makes the state of the
+/// GPUs unknown. Under load, a poll of the driver takes seconds.
 const LATE_AFTER: Duration = Duration::from_secs(30);
-/// Room for what the probe says while the monitor waits: a look is two messages.
-const UNHEARD: usize = 64;
+/// Capacity of the channel from a probe to the monitor. Each poll sends two messages.
+const PROBE_QUEUE: usize = 64;
 
-/// `Gpus` are what the monitor of the GPUs shares with who asks the kubelet.
+/// Channels between the GPU monitor and the client of the kubelet.
 pub(crate) struct Gpus {
-    /// The GPUs that there are.
+    /// Current GPUs of the node.
     pub(crate) inventory: watch::Receiver<Inventory>,
-    /// Where the monitor is told whether pods rely on IMEX.
+    /// Receives whether pods rely on IMEX.
     pub(crate) imex: watch::Sender<ImexUse>,
 }
 
-/// Starts the probes of the GPUs and their monitor, where they are to be watched. What becomes known
-/// of them goes to `machine`, and into the file for other monitors.
+/// Starts the GPU probes and their monitor, if enabled. The GPUs found are sent to `machine` and
+/// written to the metadata file, which other monitors read.
 pub(crate) fn start(
     node: &NodeSettings,
     process: &ProcessSettings,
@@ -81,12 +83,12 @@ pub(crate) fn start(
     let mut probing = JoinSet::new();
     let installed = installed.as_deref();
     if gpu.enabled {
-        let (seen, probed) = mpsc::channel(UNHEARD);
+        let (seen, probed) = mpsc::channel(PROBE_QUEUE);
         probing.spawn(probe::watch(probe_config(gpu, installed, None)?, seen));
         probes.nvml = Some(probed);
     }
     if let Some(address) = &gpu.dcgm {
-        let (seen, probed) = mpsc::channel(UNHEARD);
+        let (seen, probed) = mpsc::channel(PROBE_QUEUE);
         probing.spawn(probe::watch(
             probe_config(gpu, installed, Some(address))?,
             seen,
@@ -96,7 +98,7 @@ pub(crate) fn start(
     let monitor = GpuMonitor::new(config, frame, probes, devices);
     let file = MetadataFile::new(MetadataConfig {
         path: if is_fake {
-            // Not where others look for the GPUs of this machine.
+            // The default path holds the metadata of the machine's real GPUs.
             process.data_dir.join(METADATA)
         } else {
             node.gpu_metadata.clone()
@@ -107,7 +109,7 @@ pub(crate) fn start(
         clock: frame.clock,
     });
     let machine = if is_fake {
-        // Lines of the kernel's log are about those that are there.
+        // The kernel log is about the real GPUs.
         watch::Sender::default()
     } else {
         machine
@@ -120,7 +122,7 @@ pub(crate) fn start(
     tasks.monitor("the description of the GPUs", |end| {
         file.run(inventory, machine, end)
     });
-    // A probe ends when the monitor no longer listens.
+    // A probe ends once the monitor has dropped its receiver.
     tasks.monitor("the GPU monitor", |end| async move {
         monitor.run(end).await;
         while probing.join_next().await.is_some() {}
@@ -128,12 +130,12 @@ pub(crate) fn start(
     Ok(shared)
 }
 
-/// Refuses GPUs that are not there on a machine with others, where something would be done about them.
+/// Refuses fake GPUs on a machine with real ones, if faults of GPUs have consequences (`acts`).
 pub(crate) fn refuse_to_act_on_fakes(gpu: &GpuSettings, acts: bool) -> anyhow::Result<()> {
     refuse(gpu.fake.is_some(), acts, Path::new(DRIVER))
 }
 
-/// Refuses them where the kernel shows a driver in `driver`.
+/// Implements [`refuse_to_act_on_fakes`]; a driver is loaded if `driver` exists.
 fn refuse(are_fake: bool, acts: bool, driver: &Path) -> anyhow::Result<()> {
     if are_fake && acts && driver.exists() {
         let driver = driver.display();
@@ -146,16 +148,16 @@ fn refuse(are_fake: bool, acts: bool, driver: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the line of the greeting that says of fake GPUs that they are; empty where there are none.
+/// Returns a line for the greeting that marks the GPUs as fake; empty for real ones.
 pub(crate) fn greeting(gpu: &GpuSettings) -> &'static str {
     match gpu.fake {
-        Some(_) => "\nfake GPUs    what is told of GPUs is made up (--fake-gpus)",
+        Some(_) => "\nfake GPUs    all data about GPUs is made up (--fake-gpus)",
         None => "",
     }
 }
 
-/// Returns how a probe is run. `installed` is the directory of fake GPUs, and
-/// `dcgm` the host engine that it asks in the place of the driver.
+/// Returns the configuration of a probe. `installed` is the directory of the fake libraries.
+/// `dcgm` is the address of a DCGM host engine to read instead of NVML.
 fn probe_config(
     gpu: &GpuSettings,
     installed: Option<&Path>,
@@ -174,7 +176,7 @@ fn probe_config(
     ProbeConfig::of(&settings, gpu.deadline).context("write the settings of the probe")
 }
 
-/// Makes the libraries of fake GPUs, with their scenario; returns their directory.
+/// Installs the fake libraries with their scenario. Returns their directory.
 fn install(fake: &FakeGpus, data_dir: &Path) -> anyhow::Result<PathBuf> {
     let directory = data_dir.join(fakes::DIRECTORY);
     let scenario = match fake {
@@ -186,7 +188,7 @@ fn install(fake: &FakeGpus, data_dir: &Path) -> anyhow::Result<PathBuf> {
     };
     fakes::install(&directory, &scenario)?;
     if let FakeGpus::Scenario(file) = fake {
-        // The file itself is followed as it changes.
+        // A link, so that later changes of the file take effect.
         let file = fs::canonicalize(file).context("find the scenario of the fake GPUs")?;
         let followed = directory.join(fakes::SCENARIO);
         fs::remove_file(&followed)

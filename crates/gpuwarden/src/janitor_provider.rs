@@ -1,4 +1,4 @@
-//! `gpuwarden janitor-provider`: reboots nodes for a janitor, which asks over gRPC.
+//! `gpuwarden janitor-provider`: reboots nodes at a janitor's request over gRPC.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use runtime::tls::{ClientCertificates, ServerTls};
 use tokio::net::TcpListener;
 
 use crate::parts;
-use crate::tasks::{Tasks, said};
+use crate::tasks::{Tasks, log_failure};
 
-/// Runs until SIGTERM or SIGINT, or until a part of it fails.
+/// Runs until SIGTERM or SIGINT, or until a task fails.
 pub(crate) async fn run(settings: JanitorProviderSettings) -> anyhow::Result<ExitCode> {
     drop(parts::start_logging(&settings.log, settings.log_format)?);
-    let told = parts::until_told();
+    let shutdown = parts::until_signal();
     let cluster = Arc::new(Cluster::connect(settings.cluster).await?);
     let listen = settings.listen;
     let listener = TcpListener::bind(listen).await;
@@ -44,11 +44,12 @@ pub(crate) async fn run(settings: JanitorProviderSettings) -> anyhow::Result<Exi
     let mut tasks = Tasks::default();
     let serving = server::serve(listener, tls, provider, callers, tasks.no_more());
     let port = "the gRPC port";
-    tasks.input(port, said(port, serving));
-    let ended = tasks.until_told_or_failed(told).await;
+    tasks.input(port, log_failure(port, serving));
+    let ended = tasks.until_shutdown_or_failure(shutdown).await;
     tasks.end_within(WITHIN, async {}).await;
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// Time for calls that are under way at the end: a signal that is cut off is one of which nobody knows.
+/// Time for calls in progress at shutdown: the outcome of an interrupted reboot request would be
+/// unknown.
 const WITHIN: std::time::Duration = std::time::Duration::from_secs(20);

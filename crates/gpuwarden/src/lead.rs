@@ -1,8 +1,8 @@
-//! The lead among several controllers: this one waits here until it has it.
+//! Leader election: a controller stands by here until it is elected.
 //!
-//! A controller that stands by has its page, metrics and probes, and nothing else: no store, no port for
-//! agents, no watch of nodes. Who loses the lead ends; its supervisor starts it again, and
-//! it stands by. So no state of one term is ever carried into another.
+//! A standby serves its page, metrics and probes only: it opens no store and no port for agents,
+//! and watches no nodes. A controller that loses the lead exits; its supervisor restarts it as a
+//! standby. So no state is carried from one term into another.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,19 +24,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::parts::CLOCK;
 
-/// `Leading` is what a controller that leads works with.
+/// State that an elected controller starts with.
 pub(crate) struct Leading {
-    /// The cluster, for writes while we lead.
+    /// Client of the cluster whose writes are limited to the term.
     pub(crate) cluster: Arc<Cluster>,
-    /// The listener of the page.
+    /// Listener of the page.
     pub(crate) listener: TcpListener,
-    /// The state of the election, for the page.
+    /// State of the election, for the page.
     pub(crate) shown: LeadershipSource,
-    /// The lead itself.
+    /// Term of this leader.
     pub(crate) term: Term,
 }
 
-/// A `Term` is the time in which we lead.
+/// Period during which this process leads.
 pub(crate) struct Term {
     tenure: Tenure,
     note: StoreNote,
@@ -44,7 +44,7 @@ pub(crate) struct Term {
     keeping: JoinHandle<(Candidate, Option<Deposed>)>,
 }
 
-/// A `Standby` is a controller that stands by.
+/// A controller that stands by.
 pub(crate) struct Standby<'a> {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) namespace: &'a str,
@@ -57,10 +57,10 @@ pub(crate) struct Standby<'a> {
 // === impl Standby ===
 
 impl Standby<'_> {
-    /// Waits until we lead; `None` where `told` to end before.
+    /// Waits until this process is elected. Returns `None` if `shutdown` completes first.
     pub(crate) async fn until_elected(
         self,
-        told: &mut Pin<&mut impl Future<Output = anyhow::Result<()>>>,
+        shutdown: &mut Pin<&mut impl Future<Output = anyhow::Result<()>>>,
     ) -> anyhow::Result<Option<Leading>> {
         let lease = LeaseName {
             namespace: self.namespace.to_owned(),
@@ -98,8 +98,8 @@ impl Standby<'_> {
         let page = tokio::spawn(console::serve(self.listener, console, over.clone()));
         let elected = tokio::select! {
             biased;
-            told = told => {
-                told?;
+            result = shutdown => {
+                result?;
                 None
             }
             tenure = candidate.elected() => Some(tenure),
@@ -113,7 +113,7 @@ impl Standby<'_> {
             }
             return Ok(None);
         };
-        // From here on it is renewed, whatever else takes its time.
+        // From here on the Lease is renewed in a task of its own, however long the start takes.
         let cluster = Arc::new(self.cluster.under(&tenure));
         let stop = CancellationToken::new();
         let until = stop.clone();
@@ -134,14 +134,14 @@ impl Standby<'_> {
         }))
     }
 
-    /// Notes where the page is, for commands on this machine, unless the data directory is
-    /// another's now: who leads may share it with us.
+    /// Writes the endpoint file for commands on this machine. Returns `false` if another process
+    /// holds the data directory: a leader may share it with this standby.
     fn note(&self) -> anyhow::Result<bool> {
         let data_dir = &self.settings.data_dir;
         let lock = match DirectoryLock::acquire(data_dir) {
             Ok(lock) => lock,
             Err(DirectoryError::InUse { .. }) => return Ok(false),
-            // Who stands by learns now what would keep it from leading.
+            // A standby reports now what would keep it from leading.
             Err(error) => return Err(error.into()),
         };
         let endpoint = Endpoint {
@@ -160,10 +160,10 @@ impl Standby<'_> {
 // === impl Term ===
 
 impl Term {
-    /// Says on the Lease that `store` is acted on from now on. To be called before anything
-    /// is taken in: where another store was acted on before, this one begins anew first.
+    /// Records on the Lease that `store` is in use from now on. Must be called before any event
+    /// is received. If the Lease names another store, `store` is reset first.
     ///
-    /// In this order: who ends in between, or never gets to write it, does the same again.
+    /// The reset comes before the write: a process that dies in between repeats both.
     pub(crate) async fn act_on(&self, store: &dyn EventStore) -> anyhow::Result<()> {
         let own = store.identity().id;
         if let Some(before) = self.note.seen().filter(|before| *before != own) {
@@ -171,13 +171,13 @@ impl Term {
             tracing::info!(
                 before,
                 store = %begun,
-                "another store was acted on before: events up to here are history, and faults are \
-                 those that agents send again and nodes carry"
+                "another store was acted on before: events up to here are history, and open faults \
+                 are those that agents resend and nodes carry"
             );
         }
         tokio::select! {
             () = self.note.write(&own) => Ok(()),
-            () = self.lost() => anyhow::bail!("the lead was lost before anything was done"),
+            () = self.lost() => anyhow::bail!("the lead was lost before the controller began to act"),
         }
     }
 
@@ -186,17 +186,18 @@ impl Term {
         self.tenure.over().await;
     }
 
-    /// Ends it, after the last write: gives the Lease back where we have it. Where a write was
-    /// cut off (`written` is false), the API server may still be about to make it: then the
-    /// Lease has to run out, by when it has given up. Says why where we had lost it before.
+    /// Ends the term after the last write, and releases the Lease if this process still holds
+    /// it. After an interrupted write (`written` is `false`), the API server may still execute
+    /// it, so the Lease is left to expire: by then the API server has given up. Returns the
+    /// reason if the lead was lost before.
     pub(crate) async fn end(self, written: bool) -> Option<String> {
         self.stop.cancel();
         match self.keeping.await {
             Ok((_, Some(deposed))) => Some(deposed.to_string()),
             Ok(_) if !written => {
                 tracing::warn!(
-                    "a write into the cluster was cut off: the Lease is not given back, it has to \
-                     run out"
+                    "a write into the cluster was cut off: the Lease is not released, it has to \
+                     expire"
                 );
                 None
             }
@@ -204,15 +205,15 @@ impl Term {
                 candidate.resign().await;
                 None
             }
-            // A bug. Who does not know whether we lead does not act.
+            // A bug in the election. A process that cannot know whether it leads must not act.
             Err(error) => Some(format!("the election has failed: {error}")),
         }
     }
 }
 
-/// Returns a name that no other process has or has had: a successor must not take our Lease for its
-/// own.
+/// Returns a name that is unique across processes and restarts, so that a successor cannot
+/// mistake this process's Lease for its own.
 fn identity(host: &str) -> anyhow::Result<String> {
-    let id = host::identity::fresh_id().context("cannot make up a name for the election")?;
+    let id = host::identity::fresh_id().context("cannot create a name for the election")?;
     Ok(format!("{host}_{id}"))
 }

@@ -1,4 +1,4 @@
-//! The one binary: reads the arguments, and wires the rooms together for the roles.
+//! The `gpuwarden` binary: parses the arguments and wires the crates together for each role.
 
 mod act;
 mod agent;
@@ -16,10 +16,10 @@ use std::process::ExitCode;
 
 use cli::Parsed;
 
-/// jemalloc allocates: the C library's allocator keeps what a burst of faults took, in an arena for
-/// each thread, and a burst takes a quarter more processor time with it. It stays on other machines,
-/// for jemalloc is built for one size of pages, and arm64 kernels have several. What jemalloc is set
-/// to is in `.cargo/config.toml`.
+/// jemalloc, because the C library's allocator keeps the memory of a burst of faults in an arena
+/// per thread, and a burst takes a quarter more CPU time with it. Other architectures keep the C
+/// library's: jemalloc is built for one page size, and arm64 kernels have several. The options
+/// of jemalloc are in `.cargo/config.toml`.
 #[cfg(target_arch = "x86_64")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         Parsed::JanitorProvider(settings) => start(true, janitor_provider::run(*settings)),
         Parsed::GpuProbe(settings) => match host::gpu_probe::run(&settings) {
             Ok(()) => ExitCode::SUCCESS,
-            // Its parent is gone: nobody is there to be told.
+            // The parent process is gone, and with it the reader of any message.
             Err(_) => ExitCode::FAILURE,
         },
         Parsed::CheckWorker => match checks::worker::run() {
@@ -46,15 +46,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a future to its end. The product gets a thread per core, up to four: beyond that
-/// only memory grows. A client needs none of its own.
+/// Runs a future to completion. The server roles get a thread per core, up to four: more only
+/// add memory. A client runs on the calling thread.
 fn start(threads: bool, future: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
     let mut builder = if threads {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         builder
             .worker_threads(cores.min(4))
-            // Rules are evaluated recursively. Only what is used of it takes memory.
+            // Policy rules are evaluated recursively. Only the used part of a stack takes
+            // memory.
             .thread_stack_size(8 * 1024 * 1024)
             .max_blocking_threads(16);
         builder

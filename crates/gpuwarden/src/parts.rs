@@ -1,5 +1,5 @@
-//! The parts of the roles: each part is made of its settings, and handed what it
-//! works with.
+//! Parts that the roles are assembled from. Each is built from its settings and its
+//! dependencies.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,13 +34,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::gpus::{self, Gpus};
 use crate::places::{Places, Socket};
-use crate::tasks::{Tasks, said};
+use crate::tasks::{Tasks, log_failure};
 
-/// The clock of the product.
+/// Clock of the product.
 pub(crate) const CLOCK: fn() -> Timestamp = Timestamp::now;
 
-/// `Front` is where others find the process: its page and its socket, and the note of both in the
-/// data directory.
+/// Endpoints of the process: its page and its socket, and the endpoint file in the data
+/// directory that names both.
 pub(crate) struct Front {
     pub(crate) listener: TcpListener,
     pub(crate) socket: Socket,
@@ -48,16 +48,16 @@ pub(crate) struct Front {
     pub(crate) endpoint: Endpoint,
 }
 
-/// `Intake` takes events in.
+/// Receiving side for events.
 pub(crate) struct Intake {
     pub(crate) connector: Connector,
-    /// The limits on the messages of conditions.
+    /// Length limits of condition messages.
     pub(crate) limits: Limits,
-    /// The delivery to another service, where one is configured.
+    /// Delivery to another service, if configured.
     pub(crate) forwarding: Option<Forwarding>,
 }
 
-/// Returns the connection to the controller, which is made when it is needed.
+/// Returns a channel to the controller. It connects on first use.
 pub(crate) fn controller_channel(
     settings: &DeliverySettings,
 ) -> anyhow::Result<tonic::transport::Channel> {
@@ -71,13 +71,13 @@ pub(crate) fn controller_channel(
     tcp_grpc::channel(&settings.controller, tls).context("--controller")
 }
 
-/// Starts logging, and takes as many file descriptors as the process may have. Returns where
-/// metrics go.
+/// Starts logging and raises the limit of file descriptors to the hard limit. Returns the
+/// metrics registry.
 pub(crate) fn start_process(settings: &ProcessSettings) -> anyhow::Result<Metrics> {
     start_logging(&settings.log, settings.log_format)
 }
 
-/// Does the same for a process without a data directory.
+/// Does the work of [`start_process`] for a process without a data directory.
 pub(crate) fn start_logging(filter: &str, format: LogFormat) -> anyhow::Result<Metrics> {
     let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
     logging::start(filter, format, colour)?;
@@ -89,13 +89,13 @@ pub(crate) fn start_logging(filter: &str, format: LogFormat) -> anyhow::Result<M
     Ok(metrics)
 }
 
-/// `Policy` is the policy as it changes, for who decides by it and for who shows it.
+/// The current policy, for decisions and for the page.
 pub(crate) struct Policy {
     pub(crate) current: CurrentPolicy,
     pub(crate) view: watch::Receiver<Arc<PolicyView>>,
 }
 
-/// Loads the policy; one of the `tasks` follows it as it changes.
+/// Loads the policy, and starts a task that reloads it on changes.
 pub(crate) fn policy(
     settings: &ActSettings,
     cluster: Option<Arc<Cluster>>,
@@ -111,7 +111,7 @@ pub(crate) fn policy(
     Ok(policy)
 }
 
-/// Connects to the cluster, if one is named.
+/// Connects to the cluster, if one is configured.
 pub(crate) async fn cluster(settings: &ActSettings) -> anyhow::Result<Option<Arc<Cluster>>> {
     let Some(options) = settings.cluster.clone() else {
         return Ok(None);
@@ -119,7 +119,8 @@ pub(crate) async fn cluster(settings: &ActSettings) -> anyhow::Result<Option<Arc
     Ok(Some(Arc::new(Cluster::connect(options).await?)))
 }
 
-/// Makes the connector in front of a store, with what is configured for it.
+/// Creates the connector in front of a store, with its transformers and forwarding if
+/// configured.
 pub(crate) async fn connector(
     settings: &ActSettings,
     process: &ProcessSettings,
@@ -145,7 +146,7 @@ pub(crate) async fn connector(
     if let Some(target) = &config.forward {
         let (forwarding, delivery) = Forwarding::open(target, &process.data_dir, metrics)?;
         let done = tasks.done();
-        // The target is not waited for at the end: what it does not have stays on disk.
+        // Shutdown does not wait for the target: undelivered events stay on disk.
         tasks.worker("the delivery to the gRPC sink", async move {
             let delivering = delivery.run(CancellationToken::new());
             done.run_until_cancelled_owned(delivering).await;
@@ -153,19 +154,19 @@ pub(crate) async fn connector(
         intake.connector = intake.connector.with_forwarding(forwarding.clone());
         intake.forwarding = Some(forwarding);
     }
-    // Events learn of their nodes what the quarantine's watch has seen last. Without a
-    // cluster nothing is known of any.
+    // Events are enriched from the quarantine's watch of nodes. Without a cluster there is
+    // nothing to add.
     let known = cluster.map(Cluster::known_nodes);
     let nodes: Arc<dyn NodeLookup> = Arc::new(move |name: &str| known.as_ref()?.get(name));
     let pipeline = Pipeline::new(config.transformers, &nodes, metrics);
     if let Err(error) = pipeline.recall(store.as_ref(), CLOCK()).await {
-        tracing::warn!(err = %error, "repeats of what was stored before are not known");
+        tracing::warn!(err = %error, "stored events cannot be read: repeats of them will not be recognised");
     }
     intake.connector = intake.connector.with_pipeline(pipeline);
     Ok(intake)
 }
 
-/// Lets go of what is on disk.
+/// Closes the files of the store and of the forwarding.
 pub(crate) async fn close(store: Arc<dyn EventStore>, forwarding: Option<Forwarding>) {
     if let Some(forwarding) = forwarding {
         forwarding.close().await;
@@ -173,7 +174,7 @@ pub(crate) async fn close(store: Arc<dyn EventStore>, forwarding: Option<Forward
     store.close().await;
 }
 
-/// Makes the Device API of a node, and has it and the job gate served.
+/// Creates the Device API of a node, and registers its socket and the job gate's.
 pub(crate) async fn device_api(
     settings: &DeviceSettings,
     socket_mode: u32,
@@ -197,12 +198,12 @@ pub(crate) async fn device_api(
         let (listener, tls) = open_network(network).await?;
         let name = "the Device API on TCP";
         let serving = devices::serve_tcp(listener, tls, api.clone(), tasks.no_more());
-        tasks.input(name, said(name, serving));
+        tasks.input(name, log_failure(name, serving));
     }
     Ok(api)
 }
 
-/// Binds the address on which the Device API is read over the network, and reads its certificates.
+/// Binds the TCP address of the Device API, and reads its certificates.
 async fn open_network(
     network: &DeviceNetwork,
 ) -> anyhow::Result<(TcpListener, Option<Arc<ServerTls>>)> {
@@ -223,13 +224,13 @@ async fn open_network(
     tracing::info!(
         address = %listener.local_addr()?,
         tls = tls.is_some(),
-        "the Device API is read over TCP"
+        "the Device API listens on TCP"
     );
     Ok((listener, tls))
 }
 
-/// Makes and starts the monitors of a node, which report to `connector`. What providers say at the
-/// Device API is one of the things that they look at.
+/// Creates and starts the monitors of a node, which report to `connector`. One of them watches
+/// the reports of providers to the Device API.
 pub(crate) fn monitors(
     node: &NodeSettings,
     process: &ProcessSettings,
@@ -267,14 +268,14 @@ pub(crate) fn monitors(
     gpus::start(node, process, &frame, &catalog, driver, devices, tasks)
 }
 
-/// Starts what shows the open faults of a node as conditions of its GPUs.
+/// Starts the task that shows the open faults of a node as conditions of its GPUs.
 pub(crate) fn follow_faults(api: DeviceApi, tasks: &mut Tasks) {
     let following = devices::faults::follow(api, tasks.done());
     tasks.worker("the faults of GPUs", following);
 }
 
-/// Starts what asks the kubelet which pods of a node have which devices, where anybody wants to know:
-/// `tell`, which of them have GPUs; the GPU monitor, where it asks DCGM, whether they rely on IMEX.
+/// Starts the kubelet client that lists the devices of pods, if its results are used: `tell`
+/// receives the pods with GPUs, and the GPU monitor, with DCGM, whether pods rely on IMEX.
 pub(crate) fn pod_gpus(node: &NodeSettings, gpus: Gpus, tell: Option<Tell>, tasks: &mut Tasks) {
     if tell.is_none() && node.gpu.dcgm.is_none() {
         return;
@@ -289,7 +290,8 @@ pub(crate) fn pod_gpus(node: &NodeSettings, gpus: Gpus, tell: Option<Tell>, task
     tasks.worker("the GPUs of pods", reporter.run(tasks.done()));
 }
 
-/// Returns the view of this process. `node_name` is the node that it runs on, or its host.
+/// Returns the description of this process for the page. `node_name` is the node it runs on, or
+/// its host.
 pub(crate) fn process_view(
     node_name: &str,
     role: Role,
@@ -309,7 +311,7 @@ pub(crate) fn process_view(
     }
 }
 
-/// Binds the address of page, API and metrics.
+/// Binds the address of the page, the API and the metrics.
 pub(crate) async fn listen(settings: &ProcessSettings) -> anyhow::Result<TcpListener> {
     TcpListener::bind(settings.listen).await.with_context(|| {
         format!(
@@ -324,7 +326,7 @@ fn absolute(path: &Path) -> PathBuf {
 }
 
 /// Waits for SIGTERM or SIGINT.
-pub(crate) async fn until_told() -> anyhow::Result<()> {
+pub(crate) async fn until_signal() -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
@@ -338,8 +340,8 @@ pub(crate) async fn until_told() -> anyhow::Result<()> {
 // === impl Front ===
 
 impl Front {
-    /// Returns the page's listener, and what serves a connector on its socket, and all that was
-    /// added to the places, until `cancel`.
+    /// Returns the listener of the page, and a future that serves `connector` and all other
+    /// sockets until `cancel`.
     pub(crate) fn serve(
         mut self,
         connector: Connector,
@@ -350,8 +352,8 @@ impl Front {
         (self.listener, self.places.serve(cancel))
     }
 
-    /// Binds page and socket, and notes where they are. The data directory has to belong to
-    /// this process by now.
+    /// Binds the page and the socket, and writes the endpoint file. The caller holds the lock of
+    /// the data directory.
     pub(crate) async fn open(
         settings: &ProcessSettings,
         socket: &Path,
@@ -362,7 +364,7 @@ impl Front {
         Self::open_on(listener, settings, socket, socket_mode, Some(device_api))
     }
 
-    /// Does the same where the page's address is bound already.
+    /// Does the work of [`open`](Self::open) with a listener that is already bound.
     pub(crate) fn open_on(
         listener: TcpListener,
         settings: &ProcessSettings,

@@ -1,8 +1,8 @@
-//! The places of the process in the file system: its data directory and its sockets. All can
-//! be deleted, moved or replaced beneath it, and nobody tells.
+//! The data directory and the sockets of the process, which can be deleted, moved or replaced at
+//! any time without notice.
 //!
-//! A socket is made again, where nobody else has made one there. A data directory is not: what
-//! is open lies in the old one.
+//! A deleted socket is bound again, unless another process has bound one at the path. A data
+//! directory cannot be recreated: the open files are in the old one.
 
 use std::fs::Metadata;
 use std::io;
@@ -19,33 +19,33 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::tasks::said;
+use crate::tasks::log_failure;
 
-/// Pause between two looks at the places.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Interval between two checks.
+const CHECK_EVERY: Duration = Duration::from_secs(2);
 
-/// `Places` are the data directory and the sockets of the process, with the files that they were
-/// when they were opened.
+/// The data directory and the sockets of the process, each with the identity of the file at the
+/// time it was opened.
 pub(crate) struct Places {
     data_dir: WatchedPath,
     sockets: Vec<(Socket, Service)>,
     troubles: watch::Sender<Vec<String>>,
 }
 
-/// A `Socket` is one that is bound, and not served yet.
+/// A socket that is bound and not yet served.
 pub(crate) struct Socket {
     listener: UnixListener,
     path: WatchedPath,
     mode: u32,
 }
 
-/// A `Service` is what is served on a socket: by name, and how.
+/// A named service on a socket.
 struct Service {
     what: &'static str,
     serve: Box<dyn Fn(UnixListener, CancellationToken) -> BoxFuture<'static, ()> + Send + Sync>,
 }
 
-/// A `Served` is a socket that is served, until it is made again or the process ends.
+/// A socket that is served, until it is bound again or the process ends.
 struct Served {
     path: WatchedPath,
     mode: u32,
@@ -54,17 +54,17 @@ struct Served {
     until: CancellationToken,
 }
 
-/// A `WatchedPath` is a path and the file that it led to. The number of a file that is open is not
-/// given out again.
+/// A path, and the device and inode of its file when it was opened. The inode number is not
+/// reused while the file is open.
 struct WatchedPath {
     path: PathBuf,
-    shown: (u64, u64),
+    id: (u64, u64),
 }
 
 // === impl Places ===
 
 impl Places {
-    /// Begins with the data directory, which has to belong to this process by now.
+    /// Starts with the data directory. The caller holds its lock.
     pub(crate) fn open(data_dir: &Path) -> anyhow::Result<Self> {
         Ok(Self {
             data_dir: WatchedPath::of(data_dir)?,
@@ -73,12 +73,12 @@ impl Places {
         })
     }
 
-    /// Returns the troubles, for people.
+    /// Returns the current problems, as messages for people.
     pub(crate) fn troubles(&self) -> watch::Receiver<Vec<String>> {
         self.troubles.subscribe()
     }
 
-    /// Has `what` served on a socket, from [`serve`](Self::serve) on.
+    /// Adds a service on a socket. It runs once [`serve`](Self::serve) is called.
     pub(crate) fn add<F, E>(
         &mut self,
         what: &'static str,
@@ -88,21 +88,22 @@ impl Places {
         F: Future<Output = Result<(), E>> + Send + 'static,
         E: std::error::Error + 'static,
     {
-        let serve = Box::new(move |listener, until| said(what, serve(listener, until)).boxed());
+        let serve =
+            Box::new(move |listener, until| log_failure(what, serve(listener, until)).boxed());
         self.sockets.push((socket, Service { what, serve }));
     }
 
-    /// Serves on the sockets, and looks after all places, until `cancel`.
+    /// Serves the sockets and checks all paths, until `cancel`.
     pub(crate) async fn serve(self, cancel: CancellationToken) {
         let mut tasks = JoinSet::new();
         let mut sockets: Vec<Served> = (self.sockets.into_iter())
             .map(|(socket, service)| service.start(socket, &mut tasks, &cancel))
             .collect();
-        let mut look = tokio::time::interval(LOOK_EVERY);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        while cancel.run_until_cancelled(look.tick()).await.is_some() {
+        let mut ticks = tokio::time::interval(CHECK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while cancel.run_until_cancelled(ticks.tick()).await.is_some() {
             if sockets.iter().any(|socket| socket.task.is_finished()) {
-                // It has said why.
+                // The service has logged the reason.
                 return;
             }
             let mut wrong = Vec::new();
@@ -114,12 +115,12 @@ impl Places {
                 ));
             }
             for served in &mut sockets {
-                wrong.extend(served.look_after(&mut tasks, &cancel).err());
+                wrong.extend(served.check(&mut tasks, &cancel).err());
             }
-            say(&self.troubles, wrong);
+            report(&self.troubles, wrong);
         }
         for socket in sockets.iter().filter(|socket| socket.path.is_there()) {
-            // A connection to it would only be refused.
+            // Nothing serves the socket now.
             drop(std::fs::remove_file(&socket.path.path));
         }
         while tasks.join_next().await.is_some() {}
@@ -129,7 +130,6 @@ impl Places {
 // === impl Socket ===
 
 impl Socket {
-    /// Binds a socket.
     pub(crate) fn bind(path: &Path, mode: u32) -> anyhow::Result<Self> {
         Ok(Self {
             listener: unix_grpc::bind(path, mode)?,
@@ -158,48 +158,45 @@ impl Service {
 // === impl Served ===
 
 impl Served {
-    /// Makes the socket again where its file is gone; the error is for people.
-    fn look_after(
-        &mut self,
-        tasks: &mut JoinSet<()>,
-        cancel: &CancellationToken,
-    ) -> Result<(), String> {
+    /// Binds the socket again if its file is gone. The error is a message for people.
+    fn check(&mut self, tasks: &mut JoinSet<()>, cancel: &CancellationToken) -> Result<(), String> {
         if self.path.is_there() {
             return Ok(());
         }
         let what = self.service.what;
         let path = &self.path.path;
-        let again = again(path, self.mode).map_err(|error| {
+        let bound = rebind(path, self.mode).map_err(|error| {
             format!(
-                "nobody reaches {what} on {}, its file was deleted or replaced: {error:#}",
+                "{what} is unreachable on {}, its file was deleted or replaced: {error:#}",
                 path.display()
             )
         })?;
-        tracing::warn!(path = %path.display(), "the socket of {what} was gone: it is made again");
-        // Who is connected to the old one is answered, and connects again.
+        tracing::warn!(path = %path.display(), "the socket of {what} was deleted: it is bound again");
+        // Requests on open connections are answered; then the clients reconnect.
         self.until.cancel();
         self.until = cancel.child_token();
-        self.task = tasks.spawn((self.service.serve)(again.listener, self.until.clone()));
-        self.path = again.path;
+        self.task = tasks.spawn((self.service.serve)(bound.listener, self.until.clone()));
+        self.path = bound.path;
         Ok(())
     }
 }
 
-/// Binds a socket where one was. Its directory is not made again: it may come back.
-fn again(path: &Path, mode: u32) -> anyhow::Result<Socket> {
+/// Binds a socket again. A missing directory is not created: it may come back, if it was moved
+/// or unmounted.
+fn rebind(path: &Path, mode: u32) -> anyhow::Result<Socket> {
     if let Some(directory) = path.parent() {
         std::fs::metadata(directory)?;
     }
     Socket::bind(path, mode)
 }
 
-fn say(troubles: &watch::Sender<Vec<String>>, wrong: Vec<String>) {
+fn report(troubles: &watch::Sender<Vec<String>>, wrong: Vec<String>) {
     troubles.send_if_modified(|known| {
         for trouble in wrong.iter().filter(|trouble| !known.contains(trouble)) {
             tracing::error!("{trouble}");
         }
         if wrong.is_empty() && !known.is_empty() {
-            tracing::info!("data directory and sockets are in their places again");
+            tracing::info!("the data directory and the sockets are back in their places");
         }
         let changed = *known != wrong;
         *known = wrong;
@@ -213,15 +210,15 @@ impl WatchedPath {
     fn of(path: &Path) -> io::Result<Self> {
         Ok(Self {
             path: path.to_owned(),
-            shown: shown(&std::fs::metadata(path)?),
+            id: file_id(&std::fs::metadata(path)?),
         })
     }
 
     fn is_there(&self) -> bool {
-        std::fs::metadata(&self.path).is_ok_and(|metadata| shown(&metadata) == self.shown)
+        std::fs::metadata(&self.path).is_ok_and(|metadata| file_id(&metadata) == self.id)
     }
 }
 
-fn shown(metadata: &Metadata) -> (u64, u64) {
+fn file_id(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }

@@ -1,4 +1,4 @@
-//! `gpuwarden run`: all roles in one process, over the embedded store.
+//! `gpuwarden run`: all roles in one process, with the embedded store.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::gpus;
 use crate::parts::{self, Front};
 use crate::tasks::Tasks;
 
-/// Runs until SIGTERM or SIGINT, or until a part of it fails.
+/// Runs until SIGTERM or SIGINT, or until a task fails.
 pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let RunSettings {
         node,
@@ -86,13 +86,13 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     parts::follow_faults(api, &mut tasks);
     greet(&settings, &server);
 
-    let ends = tasks.until_told_or_failed(parts::until_told()).await;
+    let ends = tasks.until_shutdown_or_failure(parts::until_signal()).await;
     let close = parts::close(store, forwarding);
     tasks.end(close, process).await;
     ends.map(|()| ExitCode::SUCCESS)
 }
 
-/// Writes what a person sees first.
+/// Prints the greeting on stdout.
 fn greet(settings: &RunSettings, server: &str) {
     let mode = match (&settings.act.cluster, settings.act.mode) {
         (None, _) => "watching this machine; --kubeconfig FILE gives it a cluster",

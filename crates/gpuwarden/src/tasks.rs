@@ -1,8 +1,8 @@
-//! The tasks of a role: how they end, and what follows where one ends by itself.
+//! Tasks of a role, and their shutdown.
 //!
-//! None does but by a fault of ours, a panic mostly, and no part can do without another: a
-//! controller that takes events and keeps its Lease, but decides nothing any more, is worse
-//! than none. So the process ends, in order, and whoever supervises it starts it anew.
+//! A task that ends by itself is a bug, mostly a panic, and no other task can do without it: a
+//! controller that receives events and renews its Lease, but decides nothing, is worse than
+//! none. So the process shuts down in order, and its supervisor restarts it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,31 +13,31 @@ use runtime::logging;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-/// The work that is still under way this long after SIGTERM is left behind.
+/// Time after SIGTERM for work in progress. Unfinished work is abandoned.
 const GRACE: Duration = Duration::from_millis(800);
-/// But writes into the cluster have so long: who cuts one off does not know whether it was
-/// made, or still is. A slow API server takes seconds, and a pod has 30 s to end.
+/// Time after SIGTERM for writes to the cluster. It is longer, because the outcome of an
+/// interrupted write is unknown: a slow API server takes seconds, and a pod has 30 s to end.
 const WRITES_GRACE: Duration = Duration::from_secs(5);
 
-/// `Tasks` are those of a role.
+/// Tasks of a role.
 #[derive(Default)]
 pub(crate) struct Tasks {
-    /// The tasks that let something in. They end first.
+    /// Tasks that receive input. They end first.
     inputs: JoinSet<()>,
     no_more: CancellationToken,
-    /// The tasks that work it off and write into the cluster.
+    /// Tasks that process the input and write to the cluster.
     writers: JoinSet<()>,
-    /// One of these has not come to its end.
+    /// True if a writer was interrupted.
     cut: bool,
-    /// The other tasks that work it off.
+    /// Other tasks that process the input.
     workers: JoinSet<()>,
     done: CancellationToken,
-    /// The name of each, for people.
+    /// Names of the tasks, for messages.
     names: HashMap<Id, &'static str>,
 }
 
-/// A task that serves, and says why where it ends by itself.
-pub(crate) async fn said<E: std::error::Error>(
+/// Runs a server, and logs the reason if it fails.
+pub(crate) async fn log_failure<E: std::error::Error>(
     what: &'static str,
     serving: impl Future<Output = Result<(), E>>,
 ) {
@@ -49,17 +49,17 @@ pub(crate) async fn said<E: std::error::Error>(
 // === impl Tasks ===
 
 impl Tasks {
-    /// Returns the token that is cancelled when nothing more is to come in.
+    /// Returns the token that is cancelled when input is to be received no longer.
     pub(crate) fn no_more(&self) -> CancellationToken {
         self.no_more.clone()
     }
 
-    /// Returns the token that is cancelled when what came in is to be worked off.
+    /// Returns the token that is cancelled when the received input is to be completed.
     pub(crate) fn done(&self) -> CancellationToken {
         self.done.clone()
     }
 
-    /// Starts a task that lets something in, and ends with [`no_more`](Self::no_more) only.
+    /// Starts a task that receives input. It must not end before [`no_more`](Self::no_more).
     pub(crate) fn input(
         &mut self,
         name: &'static str,
@@ -68,7 +68,8 @@ impl Tasks {
         self.names.insert(self.inputs.spawn(task).id(), name);
     }
 
-    /// Starts a monitor. It may end by itself: a log on standard input has an end.
+    /// Starts a monitor. Unlike other inputs it may end by itself: a log on standard input has
+    /// an end.
     pub(crate) fn monitor<R: Future<Output = ()> + Send + 'static>(
         &mut self,
         name: &'static str,
@@ -82,7 +83,7 @@ impl Tasks {
         });
     }
 
-    /// Starts a task that works off what came in, and ends with [`done`](Self::done) only.
+    /// Starts a task that processes input. It must not end before [`done`](Self::done).
     pub(crate) fn worker(
         &mut self,
         name: &'static str,
@@ -91,7 +92,7 @@ impl Tasks {
         self.names.insert(self.workers.spawn(task).id(), name);
     }
 
-    /// Does the same for a task that writes into the cluster: it is waited for longer.
+    /// Starts a task that writes to the cluster. Shutdown waits longer for it than for a worker.
     pub(crate) fn writer(
         &mut self,
         name: &'static str,
@@ -100,18 +101,18 @@ impl Tasks {
         self.names.insert(self.writers.spawn(task).id(), name);
     }
 
-    /// Waits until `told` to end, or until a task has ended by itself, which is an error.
-    pub(crate) async fn until_told_or_failed(
+    /// Waits until `shutdown` completes or a task ends by itself, which is an error.
+    pub(crate) async fn until_shutdown_or_failure(
         &mut self,
-        told: impl Future<Output = anyhow::Result<()>>,
+        shutdown: impl Future<Output = anyhow::Result<()>>,
     ) -> anyhow::Result<()> {
         tokio::select! {
-            told = told => told,
+            result = shutdown => result,
             error = self.failed() => Err(error),
         }
     }
 
-    /// Waits until a task has ended by itself; says which, and why.
+    /// Waits until a task ends by itself. Returns an error with its name and the reason.
     pub(crate) async fn failed(&mut self) -> anyhow::Error {
         let ended = tokio::select! {
             Some(ended) = self.inputs.join_next_with_id() => ended,
@@ -129,26 +130,27 @@ impl Tasks {
             Err(error) => anyhow::Error::new(error),
         };
         error.context(format!(
-            "{name} has failed: this process cannot go on without, and ends"
+            "{name} has failed: this process cannot run without it, and ends"
         ))
     }
 
-    /// Ends the tasks: first nothing more comes in, then what came in is worked off, then
-    /// `close` lets go of what is on disk. Removes the note of where the process is.
+    /// Shuts down in order: inputs stop, received input is processed, and `close` closes files.
+    /// Removes the endpoint file.
     ///
-    /// Returns whether all writes into the cluster were brought to their end.
+    /// Returns whether all writes to the cluster were completed.
     pub(crate) async fn end(
         self,
         close: impl Future<Output = ()>,
         settings: &ProcessSettings,
     ) -> bool {
-        // A peer that does not let go of its connection must not cost the others their end.
+        // A peer that keeps its connection open must not use up the time of the other tasks.
         let written = self.end_within(GRACE / 2, close).await;
         Endpoint::remove(&settings.data_dir);
         written
     }
 
-    /// Ends the tasks likewise; those that let something in get so much time.
+    /// Shuts down as [`end`](Self::end) does, with `for_inputs` as the time for inputs, and
+    /// keeps the endpoint file.
     pub(crate) async fn end_within(
         mut self,
         for_inputs: Duration,
@@ -170,7 +172,7 @@ impl Tasks {
         written
     }
 
-    /// Waits for those who write into the cluster. Returns whether all came to their end.
+    /// Waits for the writers. Returns whether all were completed.
     async fn written(&mut self) -> bool {
         let writers = async {
             while let Some(ended) = self.writers.join_next().await {
@@ -178,7 +180,7 @@ impl Tasks {
             }
         };
         let in_time = tokio::time::timeout(WRITES_GRACE, writers).await.is_ok();
-        // The journal is written until the last of them is gone.
+        // An aborted writer drops its sender, which lets the journal end.
         self.writers.abort_all();
         in_time && !self.cut
     }
@@ -207,7 +209,7 @@ mod tests {
         assert!(said.starts_with("the kernel log has failed"), "{said}");
         assert!(said.contains("no such index"), "{said}");
 
-        // The others still end when they are told to.
+        // The other tasks still end on shutdown.
         tasks.no_more.cancel();
         tasks.done.cancel();
         tasks.inputs.join_all().await;
@@ -226,7 +228,7 @@ mod tests {
             tasks.done.cancel();
             assert_eq!(tasks.written().await, ends, "{takes}");
         }
-        // What it had under way when it failed is cut off as well.
+        // A panic interrupts the task's writes as well.
         let mut tasks = Tasks::default();
         tasks.writer("the quarantine", async { panic!("no such index") });
         tasks.failed().await;

@@ -1,4 +1,5 @@
-//! `gpuwarden webhook`: puts preflight checks into pods, and keeps what their gangs need.
+//! `gpuwarden webhook`: injects preflight checks into pods, and maintains the objects that their
+//! gangs need.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -27,16 +28,16 @@ use webhook::server::WebhookServer;
 use crate::parts;
 use crate::tasks::Tasks;
 
-/// The port of the webhook's Service.
+/// Port of the webhook's Service.
 const SERVICE_PORT: u16 = 443;
 
-/// Runs until SIGTERM or SIGINT, or until a part of it fails.
+/// Runs until SIGTERM or SIGINT, or until a task fails.
 pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
     let metrics = parts::start_logging(&settings.log, settings.log_format)?;
     for what in &settings.preflight.warnings {
-        tracing::warn!(%what, "a key of the configuration has no effect, or another one than in NVSentinel");
+        tracing::warn!(%what, "a key of the configuration has no effect, or a different one than in NVSentinel");
     }
-    let told = parts::until_told();
+    let shutdown = parts::until_signal();
     let cluster = Arc::new(Cluster::connect(settings.cluster.clone()).await?);
     let config = Arc::new(settings.preflight.clone());
     let mut tasks = Tasks::default();
@@ -92,31 +93,32 @@ pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
     let serving = server.serve_metrics(open, tasks.done());
     let serving = serving.context("cannot serve probes and metrics")?;
     tasks.worker("the metrics", serving);
-    let ended = tasks.until_told_or_failed(told).await;
-    // Longer than the drain, and than a request that is under way at its end.
+    let ended = tasks.until_shutdown_or_failure(shutdown).await;
+    // Covers the drain and a request that arrives at its end.
     tasks
         .end_within(drain + Duration::from_secs(2), async {})
         .await;
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// The certificate of the webhook.
+/// Certificate of the webhook.
 struct Certificate {
     tls: Arc<ServerTls>,
-    /// `None` where it is somebody else's.
+    /// `None` if the certificate is provided from elsewhere.
     own: Option<OwnCertificate>,
 }
 
-/// A certificate that is made here.
+/// A certificate that the webhook issues itself.
 struct OwnCertificate {
     authorities: watch::Receiver<String>,
     gang_key: String,
-    /// The name or address that it is for.
+    /// DNS name or address in the certificate.
     host: String,
 }
 
 impl Certificate {
-    /// Takes what is configured; where it is our own, tasks keep it and the registration.
+    /// Opens the configured certificate. For one that the webhook issues, starts the tasks that
+    /// renew it and maintain the registration.
     async fn open(
         settings: &WebhookSettings,
         cluster: &Arc<Cluster>,
@@ -173,7 +175,7 @@ impl Certificate {
             let name = "the registration for requests";
             tasks.input(name, of_requests.run(tasks.no_more()));
         }
-        // The registration goes first: what it names still answers for a while.
+        // At shutdown the registration is removed first: the server still answers for a while.
         tasks.input("the registration", registration.run(tasks.no_more()));
         tasks.worker("the certificate", keeper.run(tasks.done()));
         Ok(Self {
@@ -183,20 +185,20 @@ impl Certificate {
     }
 }
 
-/// Returns the connector that brings what pods say straight to the controller, if one is named.
+/// Returns the connector that sends the reports of pods to the controller, if one is configured.
 fn connector(settings: &WebhookSettings, metrics: &Metrics) -> anyhow::Result<Option<Connector>> {
     let Some(delivery) = &settings.delivery else {
         return Ok(None);
     };
     let channel = parts::controller_channel(delivery)?;
     let header = connector::token_header(delivery.token_file.clone());
-    // There are no users of this machine here.
+    // This process has no local users whose events could be for a node.
     let nobody = AcceptNodes::Own(String::new());
     let direct = Direct::new(channel, header);
     Ok(Some(Connector::new(direct, nobody, metrics, parts::CLOCK)))
 }
 
-/// Starts what pods ask and report to, and returns its address for them.
+/// Starts the server for the pods' requests and reports. Returns its URL.
 async fn serve_pods(
     settings: &WebhookSettings,
     own: &OwnCertificate,
@@ -226,7 +228,7 @@ async fn listen(address: std::net::SocketAddr, flag: &str) -> anyhow::Result<Tcp
     listening.with_context(|| format!("cannot listen on {address}; {flag} chooses another address"))
 }
 
-/// Returns a name that no other process has: host, port and process.
+/// Returns a name that is unique across processes: host, port, process and time.
 fn identity(listener: &TcpListener) -> anyhow::Result<String> {
     let host = host::identity::host_name().unwrap_or_else(|| "webhook".to_owned());
     let port = listener.local_addr()?.port();
@@ -237,7 +239,7 @@ fn identity(listener: &TcpListener) -> anyhow::Result<String> {
     ))
 }
 
-/// Writes what a person sees first.
+/// Prints the greeting on stdout.
 fn greet(
     settings: &WebhookSettings,
     listener: &TcpListener,

@@ -254,7 +254,7 @@ async fn who_was_stopped_or_cut_off_makes_no_write_and_ends() -> anyhow::Result<
     first.cont()?;
     let exit = first.wait_exit(SOON).await?;
     assert_eq!(exit.code(), DEPOSED, "{}", first.stderr());
-    assert!(first.stderr().contains("this process acts no more"));
+    assert!(first.stderr().contains("this process stops acting"));
     brought.abort();
     // Not a field of either node is its, and the Lease is the other's.
     let now = object(&cluster.nodes, &name).await?;
