@@ -1,4 +1,4 @@
-//! A balancer of TCP connections: replicas behind one address, as a Service has them.
+//! A TCP load balancer: replicas behind one address, as a Service has them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
-/// A balancer on a free port of this machine; it ends when it is dropped.
+/// A load balancer on a free port of this machine. It ends on drop.
 pub struct Balancer {
     address: SocketAddr,
     replicas: Arc<Mutex<Vec<SocketAddr>>>,
@@ -16,12 +16,12 @@ pub struct Balancer {
 // === impl Balancer ===
 
 impl Balancer {
-    /// Starts one without replicas. Must be called within a tokio runtime.
+    /// Starts a balancer without replicas. Must be called within a tokio runtime.
     pub async fn start() -> anyhow::Result<Self> {
         Self::start_on(Ipv4Addr::LOCALHOST.into()).await
     }
 
-    /// The same on another address of this machine.
+    /// Starts a balancer on another address of this machine.
     pub async fn start_on(address: IpAddr) -> anyhow::Result<Self> {
         let listener = TcpListener::bind((address, 0)).await?;
         let address = listener.local_addr()?;
@@ -45,12 +45,12 @@ impl Balancer {
         })
     }
 
-    /// Returns its address.
+    /// Returns the address of the balancer.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Sends new connections to these replicas from now on, in turns; those that are open stay.
+    /// Sends new connections to these replicas from now on, in turn. Open connections stay.
     pub fn send_to(&self, replicas: &[SocketAddr]) {
         let mut known = self.replicas.lock().unwrap_or_else(PoisonError::into_inner);
         *known = replicas.to_vec();
@@ -63,11 +63,11 @@ impl Drop for Balancer {
     }
 }
 
-/// Connects a client with the first replica that takes the connection.
+/// Connects a client to the first replica that accepts the connection.
 async fn connect(mut client: TcpStream, replicas: Vec<SocketAddr>) {
     for replica in replicas {
         if let Ok(mut server) = TcpStream::connect(replica).await {
-            // It ends when either does.
+            // The connection ends when either side does.
             drop(tokio::io::copy_bidirectional(&mut client, &mut server).await);
             return;
         }

@@ -8,7 +8,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// An authority.
+/// A certificate authority with its key.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -16,25 +16,25 @@ pub struct Authority {
 
 /// A certificate and its key, in PEM form.
 pub struct Certificate {
-    /// The certificate.
+    /// Certificate in PEM form.
     pub certificate: String,
-    /// The key.
+    /// Private key in PEM form.
     pub key: String,
 }
 
-/// The purpose of a certificate.
+/// Extended key usage of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// The holder is connected to.
+    /// The holder accepts connections.
     Server,
-    /// The holder connects.
+    /// The holder opens connections.
     Client,
 }
 
 // === impl Authority ===
 
 impl Authority {
-    /// Makes an authority, with a key of its own.
+    /// Creates an authority with a new key.
     pub fn new(name: &str) -> anyhow::Result<Self> {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -46,7 +46,7 @@ impl Authority {
         Ok(Self { issuer, pem })
     }
 
-    /// Returns its certificate, in PEM form.
+    /// Returns the authority's certificate in PEM form.
     pub fn pem(&self) -> &str {
         &self.pem
     }
@@ -61,7 +61,7 @@ impl Authority {
         self.sign_until(purpose, common_name, names, None)
     }
 
-    /// Returns the same, but for one that has ended at `end`.
+    /// Returns a certificate that expires at `end`.
     pub fn sign_until(
         &self,
         purpose: Purpose,
@@ -94,8 +94,8 @@ impl Authority {
 // === impl Certificate ===
 
 impl Certificate {
-    /// Writes `NAME.crt` and `NAME.key` into a directory, each as a whole, as a
-    /// certificate's rotation does.
+    /// Writes `NAME.crt` and `NAME.key` into a directory. Each file is replaced atomically, as
+    /// in a certificate rotation.
     pub fn write(&self, directory: &Path, name: &str) -> anyhow::Result<()> {
         for (end, text) in [("crt", &self.certificate), ("key", &self.key)] {
             let path = directory.join(format!("{name}.{end}"));

@@ -1,8 +1,8 @@
-//! The components that tests need beyond Rust, and where they are.
+//! Components that tests need beyond Rust, and their locations.
 //!
-//! `cargo xtask setup` puts them below [`cache_dir`], in directories named by a hash
-//! of what they were made from: clones of the repository share them, and a change of
-//! the sources makes a new one instead of spoiling the old. Nothing here installs.
+//! `cargo xtask setup` installs them below [`cache_dir`], in directories named after a hash of
+//! their sources: clones of the repository share them, and changed sources get a new directory
+//! instead of overwriting the old one. Nothing in this module installs.
 
 use std::{
     env, fmt, fs,
@@ -13,55 +13,55 @@ use std::{
 use anyhow::{Context as _, bail};
 use sha2::{Digest as _, Sha256};
 
-/// The version of kwok that `cargo xtask setup` installs.
+/// Version of kwok that `cargo xtask setup` installs.
 pub const KWOK_VERSION: &str = "v0.8.0";
 
-/// The programs of a control plane that no test can do without.
+/// Programs of a control plane that every test with one needs.
 pub const ASSETS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
 
-/// The flags with which the Go programs are built. They are part of the key; changing
-/// one compiles all of Kubernetes anew.
+/// Flags for building the Go programs. They are part of the key: changing one recompiles all of
+/// Kubernetes.
 pub const GO_FLAGS: [&str; 2] = ["-trimpath", "-ldflags=-s -w"];
 
 /// A minor version of Kubernetes that the test control plane can be built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
-    /// 1.35
+    /// Kubernetes 1.35, the oldest version that tests can use.
     V1_35,
-    /// 1.36
+    /// Kubernetes 1.36, one minor version before the latest.
     V1_36,
-    /// 1.37
+    /// Kubernetes 1.37, which is [`Version::LATEST`].
     V1_37,
 }
 
 /// Something that a test may need and a machine may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Component {
-    /// The directory of the control plane's programs, of this version or, with
-    /// `KUBEBUILDER_ASSETS`, of whatever version is there.
+    /// Directory of the control plane's programs: of this version or, with `KUBEBUILDER_ASSETS`,
+    /// of the version found there.
     ControlPlane(Version),
-    /// The program that starts a control plane and keeps it.
+    /// Program that starts and supervises a control plane.
     Supervise,
-    /// The program that keeps fake nodes alive.
+    /// Program that keeps fake nodes alive.
     Kwok,
-    /// A Chromium browser.
+    /// A Chromium browser, for tests of the page.
     Chromium,
     /// A Python interpreter with grpcio, grpcio-tools, protobuf and nvidia-ml-py.
     PythonGrpc,
-    /// A directory with the NVML of several drivers, each as `VERSION/libnvidia-ml.so.1`.
+    /// Directory with the NVML of several drivers, each as `VERSION/libnvidia-ml.so.1`.
     DriverLibraries,
-    /// A directory with the headers and libraries of NVIDIA's wheels, as Python installs them.
+    /// Directory with the headers and libraries of NVIDIA's wheels, as Python installs them.
     VendorWheels,
-    /// The Go toolchain.
+    /// Go toolchain, which builds the control plane.
     Go,
     /// A C++ compiler, for the fuzzer.
     CxxCompiler,
-    /// The program that runs a whole machine, where there is what the machine runs: a kernel
-    /// ([`guest_kernel`]) and busybox.
+    /// The emulator of a whole machine, if a kernel ([`guest_kernel`]) and busybox for the
+    /// machine exist.
     Guest,
-    /// A kernel log that we may write to.
+    /// A writable kernel log.
     KernelLog,
-    /// The program that makes a file system in a file, where it can be mounted.
+    /// The program that creates a file system in a file, if the process may mount one.
     FileSystem,
 }
 
@@ -78,12 +78,12 @@ pub fn cache_dir() -> anyhow::Result<PathBuf> {
         .context("no place for the test components: set HOME or XDG_CACHE_HOME")
 }
 
-/// Returns the directory of this crate's files that are not Rust.
+/// Returns the directory of this crate's files in other languages than Rust.
 pub fn sources() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns a program on the `PATH`.
+/// Returns the path of a program on the `PATH`.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path)
@@ -91,7 +91,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
         .find(|file| is_program(file))
 }
 
-/// Returns a kernel that a guest can boot: the newest by name of those of this machine.
+/// Returns a kernel that a guest can boot: the last by name of this machine's kernels.
 pub fn guest_kernel() -> Option<PathBuf> {
     let files = fs::read_dir("/boot").ok()?;
     let files = files.filter_map(|entry| Some(entry.ok()?.path()));
@@ -123,14 +123,14 @@ fn content_key(dir: &Path, files: &[PathBuf], line: &str) -> anyhow::Result<Stri
     Ok(short(hash))
 }
 
-/// Returns a short name for what was hashed.
+/// Returns a short form of a hash.
 fn short(hash: Sha256) -> String {
     let mut name = format!("{:x}", hash.finalize());
     name.truncate(12);
     name
 }
 
-/// Returns a short name for these paths together.
+/// Returns a short hash of these paths.
 pub(crate) fn path_key<'a>(paths: impl IntoIterator<Item = &'a Path>) -> String {
     let mut hash = Sha256::new();
     for path in paths {
@@ -143,13 +143,13 @@ pub(crate) fn path_key<'a>(paths: impl IntoIterator<Item = &'a Path>) -> String 
 // === impl Version ===
 
 impl Version {
-    /// The version that tests use unless they compare versions.
+    /// Version for tests that do not compare versions.
     pub const LATEST: Self = Self::V1_37;
 
     /// All versions, newest first.
     pub const ALL: [Self; 3] = [Self::V1_37, Self::V1_36, Self::V1_35];
 
-    /// Returns the version as in `1.37`.
+    /// Returns the version in the form `1.37`.
     pub const fn minor(self) -> &'static str {
         match self {
             Self::V1_35 => "1.35",
@@ -158,7 +158,7 @@ impl Version {
         }
     }
 
-    /// Returns the name of the file, beside `main.go`, that pins all Go modules of this version.
+    /// Returns the name of the file, beside `main.go`, that pins the Go modules of this version.
     pub fn module_file(self) -> String {
         match self {
             Self::V1_37 => "go.mod".to_owned(),
@@ -187,8 +187,8 @@ impl FromStr for Version {
 // === impl Component ===
 
 impl Component {
-    /// Returns the file or directory that `cargo xtask setup` makes for this component, if it is
-    /// one of those that are built; the name changes with what it is made from.
+    /// Returns the file or directory that `cargo xtask setup` creates for this component, or
+    /// `None` if the component is not built. The name changes with the sources.
     pub fn built_path(self) -> anyhow::Result<Option<PathBuf>> {
         let tools = cache_dir()?.join("tools");
         let path = match self {
@@ -232,7 +232,8 @@ impl Component {
         Ok(Some(path))
     }
 
-    /// Returns the name of the file in `witnesses` that says what of a vendor's this component holds.
+    /// Returns the name of the file in `witnesses` that lists the vendor's files in this
+    /// component.
     pub const fn list(self) -> Option<&'static str> {
         match self {
             Self::DriverLibraries => Some("drivers.txt"),
@@ -243,8 +244,7 @@ impl Component {
 
     /// Returns the path of the component, or `None` if this machine has none.
     ///
-    /// An error means a setting that cannot be meant, such as a `KUBEBUILDER_ASSETS`
-    /// without an API server in it.
+    /// Fails for an invalid setting, such as a `KUBEBUILDER_ASSETS` without an API server in it.
     pub fn locate(self) -> anyhow::Result<Option<PathBuf>> {
         match self {
             Self::ControlPlane(_) => {
@@ -257,7 +257,7 @@ impl Component {
             Self::Supervise | Self::Kwok | Self::PythonGrpc => {
                 Ok(self.built_path()?.filter(|file| is_program(file)))
             }
-            // Renamed into its place when it is whole.
+            // The directory is renamed into place once it is complete.
             Self::DriverLibraries | Self::VendorWheels => {
                 Ok(self.built_path()?.filter(|dir| dir.is_dir()))
             }
@@ -286,7 +286,7 @@ impl Component {
         }
     }
 
-    /// Returns what a person has to do if the component is missing.
+    /// Returns an instruction for a person to install the missing component.
     pub const fn hint(self) -> &'static str {
         match self {
             Self::KernelLog => "run as root where /dev/kmsg can be written",

@@ -1,7 +1,7 @@
 //! A real Kubernetes control plane for a test.
 //!
-//! [`ControlPlane::shared`] is one for all tests of all test processes: a test works
-//! under names of its own ([`crate::unique`]) and breaks nothing. [`ControlPlane::private`]
+//! [`ControlPlane::shared`] is shared by the tests of all test processes: a test uses unique
+//! names ([`crate::unique`]) and must not disrupt the control plane. [`ControlPlane::private`]
 //! is for tests that stop and kill its programs.
 
 use std::{
@@ -27,41 +27,42 @@ use crate::{
     wait::wait_for,
 };
 
-/// Time that the API server may take to answer again after a restart.
+/// Time for the API server to become ready after a restart.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-/// One program of a control plane.
+/// A program of a control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
-    /// etcd
+    /// etcd, the store of the API server.
     Etcd,
-    /// kube-apiserver
+    /// kube-apiserver, the Kubernetes API server.
     ApiServer,
-    /// kube-controller-manager
+    /// kube-controller-manager, the standard controllers of Kubernetes.
     ControllerManager,
-    /// kube-scheduler
+    /// kube-scheduler, which assigns pods to nodes.
     Scheduler,
-    /// kwok, in the place of the kubelets
+    /// kwok, which takes the place of the kubelets.
     Kwok,
 }
 
-/// The settings in which a private control plane differs from the usual.
+/// Options of a private control plane.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     settings: Settings,
 }
 
-/// A running control plane. It ends with its last user: on drop, or when the process
-/// that holds it ends in any other way.
+/// A running control plane. It ends with its last user: on drop, or when the user's process ends
+/// in any other way.
 pub struct ControlPlane {
     state: State,
     kubectl: PathBuf,
     _shared: Option<Shared>,
 }
 
-/// A control plane of one test's own. Its programs can be stopped and killed.
+/// A control plane for one test. Its programs can be stopped and killed.
 ///
-/// Its directory is removed on drop, but kept, and named, when the test panics.
+/// Its directory is removed on drop. If the test panics, the directory is kept, and its path
+/// printed.
 pub struct Private {
     plane: ControlPlane,
     owned: Mutex<Owned>,
@@ -85,7 +86,7 @@ impl Program {
 // === impl Options ===
 
 impl Options {
-    /// Starts a program with one more flag, such as `--goaway-chance=0.02`.
+    /// Adds a flag to a program, such as `--goaway-chance=0.02`.
     #[must_use]
     pub fn arg(mut self, program: Program, flag: impl Into<String>) -> Self {
         self.settings
@@ -94,8 +95,7 @@ impl Options {
         self
     }
 
-    /// Lets etcd sync to disk, which it does not by default: no test outlives the
-    /// machine.
+    /// Lets etcd sync to disk. By default it does not: no test outlives the machine.
     #[must_use]
     pub fn fsync(mut self) -> Self {
         self.settings.fsync = true;
@@ -106,12 +106,12 @@ impl Options {
 // === impl ControlPlane ===
 
 impl ControlPlane {
-    /// Returns the control plane of this version that all tests share; the first user starts it.
-    /// `None` says that the test is to return: the skip has been reported.
+    /// Returns the control plane of this version that all tests share, and starts it if needed.
+    /// Returns `None` if the calling test must return; the skip is then already reported.
     ///
     /// # Panics
     ///
-    /// With `CI=true` where the control plane is not set up, as [`require`] does.
+    /// With `CI=true` if the control plane is not set up, as [`require`] does.
     #[track_caller]
     pub fn shared(version: Version) -> impl Future<Output = anyhow::Result<Option<Self>>> {
         let programs = required(version);
@@ -130,8 +130,8 @@ impl ControlPlane {
         }
     }
 
-    /// Returns a control plane for one test, which it may break. `None` as for
-    /// [`ControlPlane::shared`].
+    /// Returns a control plane for one test, which may disrupt it. Returns `None` as
+    /// [`ControlPlane::shared`] does.
     ///
     /// # Panics
     ///
@@ -146,7 +146,8 @@ impl ControlPlane {
             let Some(programs) = programs? else {
                 return Ok(None);
             };
-            // The supervisor removes it, so that it goes also when this process is killed.
+            // The supervisor removes the directory, so that it is also removed if this process
+            // is killed.
             let dir = tempfile::Builder::new()
                 .prefix("gpuwarden-control-plane-")
                 .tempdir()?
@@ -181,18 +182,18 @@ impl ControlPlane {
         &self.state.dir
     }
 
-    /// Process ids by program, as of the start.
+    /// Returns the state at the start, with the process ids by program.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// Returns true if this program was started: with `KUBEBUILDER_ASSETS` there may be no
-    /// controller manager and no scheduler, and without kwok set up there is none.
+    /// Returns true if this program was started. With `KUBEBUILDER_ASSETS`, the controller
+    /// manager and the scheduler may be missing; without kwok set up, kwok is.
     pub fn has(&self, program: Program) -> bool {
         self.state.pids.contains_key(program.name())
     }
 
-    /// Returns a client as administrator.
+    /// Returns a client with the administrator's rights.
     pub async fn client(&self) -> anyhow::Result<Client> {
         let kubeconfig = Kubeconfig::read_from(self.kubeconfig())?;
         let options = KubeConfigOptions::default();
@@ -202,7 +203,7 @@ impl ControlPlane {
 
     /// Runs kubectl as administrator and returns its standard output.
     ///
-    /// Fails with what kubectl said when it fails.
+    /// Fails with kubectl's output if kubectl fails.
     pub async fn kubectl<S: AsRef<std::ffi::OsStr>>(
         &self,
         args: impl IntoIterator<Item = S>,
@@ -231,7 +232,7 @@ impl ControlPlane {
         Ok(String::from_utf8(stdout)?)
     }
 
-    /// Makes a namespace and waits until pods may be created in it.
+    /// Creates a namespace and waits until pods may be created in it.
     pub async fn namespace(&self, name: &str) -> anyhow::Result<()> {
         let client = self.client().await?;
         let metadata = ObjectMeta {
@@ -257,7 +258,7 @@ impl ControlPlane {
         .map(drop)
     }
 
-    /// Waits until the API server answers that it is ready.
+    /// Waits until the API server reports that it is ready.
     pub async fn wait_ready(&self) -> anyhow::Result<()> {
         let client = self.client().await?;
         wait_for("the API server", READY_LIMIT, || async {
@@ -272,7 +273,7 @@ impl ControlPlane {
     }
 }
 
-/// Returns the programs; `None` if something is missing, and the skip has been reported then.
+/// Returns the programs, or `None` if one is missing; the skip is then already reported.
 #[track_caller]
 fn required(version: Version) -> anyhow::Result<Option<Programs>> {
     if require(Component::ControlPlane(version)).is_none()
@@ -300,29 +301,29 @@ impl Deref for Private {
 }
 
 impl Private {
-    /// Kills the program with SIGKILL and returns when it is gone.
+    /// Kills a program with SIGKILL. Returns once the process is gone.
     pub fn kill(&self, program: Program) -> anyhow::Result<()> {
         self.command("kill", program)
     }
 
-    /// Stops the program with SIGSTOP: it holds its connections and answers nothing.
-    /// Returns when all its threads have stopped.
+    /// Stops a program with SIGSTOP: it keeps its connections and does not respond. Returns once
+    /// all its threads have stopped.
     pub fn stop(&self, program: Program) -> anyhow::Result<()> {
         self.command("stop", program)
     }
 
-    /// Lets a stopped program go on.
+    /// Resumes a stopped program.
     pub fn cont(&self, program: Program) -> anyhow::Result<()> {
         self.command("cont", program)
     }
 
-    /// Starts the program again with the same flags, data and port; kills it first
-    /// where it still runs. Does not wait until it is ready: [`ControlPlane::wait_ready`].
+    /// Starts a program again with the same flags, data and port, after killing it if it still
+    /// runs. Does not wait until it is ready: see [`ControlPlane::wait_ready`].
     pub fn restart(&self, program: Program) -> anyhow::Result<()> {
         self.command("start", program)
     }
 
-    /// Returns the process id of a program that runs.
+    /// Returns the process id of a running program.
     pub fn pid(&self, program: Program) -> Option<i32> {
         self.lock().state().pids.get(program.name()).copied()
     }

@@ -1,8 +1,8 @@
 //! The machine's kernel log, for tests that write to it.
 //!
-//! There is one for the whole machine, so one test at a time may have it. The kernel
-//! drops what user space writes beyond ten lines in five seconds, and copies all of it
-//! to the console, unless told otherwise; both are put back afterwards.
+//! There is one for the whole machine, so it is locked by one test at a time. By default the
+//! kernel drops lines from user space beyond ten in five seconds, and copies all to the console.
+//! Both settings are changed, and restored on drop.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -17,18 +17,18 @@ use crate::{components::Component, objects::unique, skip::require};
 const RATE_LIMIT: &str = "/proc/sys/kernel/printk_devkmsg";
 const CONSOLE_LEVEL: &str = "/proc/sys/kernel/printk";
 
-/// The right to write to `/dev/kmsg`, held by nobody else until this is dropped.
+/// Exclusive right to write to `/dev/kmsg`, until dropped.
 #[derive(Debug)]
 pub struct KernelLog {
     token: String,
     _rate_limit: Restore,
     _console_level: Restore,
-    // Also the lock: flock works on devices, and this one is the same file for all.
-    // The last field, so that it is given up after the settings are put back.
+    // Also the lock: flock works on devices, and this one is the same file for all processes. It
+    // is the last field, so that the lock is released after the settings are restored.
     device: File,
 }
 
-/// A kernel setting that gets its old value back on drop.
+/// A kernel setting whose old value is restored on drop.
 #[derive(Debug)]
 struct Restore {
     path: PathBuf,
@@ -38,12 +38,12 @@ struct Restore {
 // === impl KernelLog ===
 
 impl KernelLog {
-    /// Waits for the kernel log. `None` says that the test is to return, because this
-    /// machine lets us write to none: the skip has been reported.
+    /// Waits for the kernel log. Returns `None` if the calling test must return, because this
+    /// machine has no writable log; the skip is then already reported.
     ///
     /// # Panics
     ///
-    /// With `CI=true` where the log cannot be written, as [`require`] does.
+    /// With `CI=true` if the log cannot be written, as [`require`] does.
     #[track_caller]
     pub fn lock() -> impl Future<Output = anyhow::Result<Option<Self>>> {
         let device = require(Component::KernelLog);
@@ -60,7 +60,7 @@ impl KernelLog {
     fn lock_blocking(device: &Path) -> anyhow::Result<Self> {
         let device = OpenOptions::new().write(true).open(device)?;
         device.lock().context("lock /dev/kmsg")?;
-        // The kernel takes the word only with its newline, and says nothing otherwise.
+        // The kernel ignores the value without its newline, and reports no error.
         let rate_limit = Restore::set(Path::new(RATE_LIMIT), "on\n", str::to_owned)?;
         let console_level = Restore::set(Path::new(CONSOLE_LEVEL), "1\n", |old| {
             old.split_whitespace().next().unwrap_or("4").to_owned()
@@ -74,13 +74,12 @@ impl KernelLog {
         })
     }
 
-    /// Returns a word that stands in no other test's lines: put it into yours, so that you know
-    /// them again.
+    /// Returns a word that no other test writes. Include it in your lines to recognise them.
     pub fn token(&self) -> &str {
         &self.token
     }
 
-    /// Writes one record, at level "error". The kernel refuses more than about 1,000 bytes.
+    /// Writes one record at level "error". The kernel refuses more than about 1,000 bytes.
     pub fn write(&self, line: &str) -> io::Result<()> {
         // One write is one record.
         (&self.device).write_all(format!("<3>{line}\n").as_bytes())
@@ -90,7 +89,7 @@ impl KernelLog {
 // === impl Restore ===
 
 impl Restore {
-    /// Writes `value`; `keep` takes what is to be written back from what was read.
+    /// Writes `value`. `keep` converts the value read before into the one to restore.
     fn set(path: &Path, value: &str, keep: impl FnOnce(&str) -> String) -> anyhow::Result<Self> {
         let read = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
         fs::write(path, value).with_context(|| format!("write {}", path.display()))?;

@@ -1,19 +1,20 @@
-//! What tests stand on: a real Kubernetes control plane, the product as a process,
-//! the kernel log under a lock, and waiting that says what it saw last.
+//! Test kit: a real Kubernetes control plane, the product as a process, the kernel log under a
+//! lock, and polling that reports the last state.
 //!
-//! - [`ControlPlane`]: etcd, API server, controller manager and scheduler as separate
-//!   processes, one for all tests or one of your own to break.
-//! - [`node`], [`pod`], [`unique`]: objects in it, under names that no other test uses.
-//! - [`Product`]: the `gpuwarden` binary, started, killed and started again.
+//! - [`ControlPlane`]: etcd, API server, controller manager and scheduler as separate processes,
+//!   shared by all tests or private to one.
+//! - [`node`], [`pod`], [`unique`]: objects in the control plane, with unique names.
+//! - [`Product`]: the `gpuwarden` binary, started, killed and restarted.
 //! - [`Authority`]: certificates for TLS.
-//! - [`KernelLog`]: `/dev/kmsg`, by one test at a time on the whole machine.
-//! - [`Log`]: what a test logs.
-//! - [`Network`]: hosts of their own, some slow or cut off.
-//! - [`wait_for`]: poll until a state is reached.
-//! - [`require`], [`skip`]: what a test needs beyond Rust, or a skip that is seen.
+//! - [`KernelLog`]: `/dev/kmsg`, used by one test at a time on the whole machine.
+//! - [`Log`]: log lines of a test.
+//! - [`Network`]: network namespaces as hosts, some slow or cut off.
+//! - [`wait_for`]: polling until a state is reached.
+//! - [`require`], [`skip`]: components that a test needs beyond Rust, and skips that are
+//!   counted.
 //!
-//! Components come from `cargo xtask setup` (see [`components`]); `cargo xtask test`
-//! runs it, and counts the skips.
+//! Components come from `cargo xtask setup` (see [`components`]). `cargo xtask test` runs it,
+//! and counts the skips.
 
 pub mod components;
 mod network;

@@ -1,11 +1,11 @@
-//! The log of a test's thread: what is logged, and how often.
+//! The log of a test's thread.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tracing::subscriber::DefaultGuard;
 
-/// What is logged on this thread while this lives: that of a test whose runtime has one thread.
+/// Log lines of this thread while the value lives. Covers a test whose runtime has one thread.
 pub struct Log {
     text: Text,
     _guard: DefaultGuard,
@@ -17,7 +17,7 @@ struct Text(Arc<Mutex<Vec<u8>>>);
 // === impl Log ===
 
 impl Log {
-    /// Begins to take the log of this thread.
+    /// Starts capturing the log of this thread.
     pub fn begin() -> Self {
         let text = Text::default();
         let writer = text.clone();
@@ -32,7 +32,7 @@ impl Log {
         }
     }
 
-    /// Returns the lines so far that have `text` in them.
+    /// Returns the lines so far that contain `text`.
     pub fn lines_with(&self, text: &str) -> Vec<String> {
         let log = self.text.0.lock().unwrap_or_else(PoisonError::into_inner);
         let log = String::from_utf8_lossy(&log);

@@ -1,4 +1,4 @@
-//! Hosts on one switch, each a network namespace, whose ways can be made slow or cut.
+//! Hosts on one switch, each a network namespace, whose connections can be throttled or cut.
 
 use std::net::Ipv4Addr;
 use std::process::{self, Command};
@@ -6,28 +6,28 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 static NETWORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Most hosts of a network: a /26 has 62 addresses, of which this machine takes the last.
+/// Most hosts of a network: a /26 has 62 addresses, and this machine takes the last.
 const MAX_HOSTS: usize = 61;
 
-/// A switch and its hosts. It is taken down when this is dropped.
+/// A switch and its hosts, removed on drop.
 pub struct Network {
     name: String,
     hosts: usize,
-    /// The first address of its /26.
+    /// First address of the /26.
     base: u32,
 }
 
 // === impl Network ===
 
 impl Network {
-    /// Returns a network; the error is of the first command that this machine does not let us run.
+    /// Creates a network. Fails with the first command that this machine does not permit.
     pub fn new(hosts: usize) -> Result<Self, String> {
         let network = Self::named(hosts);
         network.build()?;
         Ok(network)
     }
 
-    /// Returns a network whose hosts reach this machine, at [`machine`](Self::machine).
+    /// Creates a network whose hosts reach this machine, at [`machine`](Self::machine).
     pub fn with_this_machine(hosts: usize) -> Result<Self, String> {
         let network = Self::new(hosts)?;
         let (link, switch) = (network.link(), network.switch());
@@ -47,8 +47,9 @@ impl Network {
     fn named(hosts: usize) -> Self {
         assert!(hosts <= MAX_HOSTS, "{hosts} hosts have no room in a /26");
         let number = NETWORKS.fetch_add(1, Ordering::Relaxed);
-        // What RFC 2544 keeps for benchmarks has 2,048 of them. Networks of other processes may have the same
-        // where this machine is on neither.
+        // The range that RFC 2544 reserves for benchmarks has 2,048 networks of this size.
+        // Networks of other processes may have the same addresses, unless this machine is in
+        // both.
         let nth = process::id().wrapping_add(number.wrapping_mul(331)) % 2048;
         Self {
             name: format!("gw{}x{number}", process::id()),
@@ -83,7 +84,7 @@ impl Network {
         format!("{}s", self.name)
     }
 
-    /// Returns the name of this machine's end, which has 15 letters at most.
+    /// Returns the name of this machine's network interface, at most 15 characters.
     fn link(&self) -> String {
         format!("{}u", self.name)
     }
@@ -99,12 +100,12 @@ impl Network {
         Ipv4Addr::from_bits(self.base.saturating_add(host).saturating_add(1))
     }
 
-    /// Returns the address by which the hosts reach this machine.
+    /// Returns this machine's address in the network.
     pub fn machine(&self) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.base + 62)
     }
 
-    /// Lets a host send so many megabits a second.
+    /// Limits the outgoing bandwidth of a host, in megabits per second.
     pub fn throttle(&self, host: usize, megabits: u32) -> Result<(), String> {
         let rate = format!("{megabits}mbit");
         let tbf = [
@@ -114,13 +115,13 @@ impl Network {
         within(&self.host(host), &tbf)
     }
 
-    /// Lets a host send as fast as it can again.
-    pub fn mend(&self, host: usize) -> Result<(), String> {
+    /// Removes the bandwidth limit of a host.
+    pub fn unthrottle(&self, host: usize) -> Result<(), String> {
         let tc = ["tc", "qdisc", "delete", "dev", "eth0", "root"];
         within(&self.host(host), &tc)
     }
 
-    /// Cuts the way from a host to another.
+    /// Drops all packets from one host to another.
     pub fn cut(&self, from: usize, to: usize) -> Result<(), String> {
         let target = format!("{}/32", self.address(to));
         let route = ["ip", "route", "add", "blackhole", &target];

@@ -19,14 +19,14 @@ use serde_json::{Value, json};
 
 use crate::wait::wait_for;
 
-/// The annotation by which kwok knows the nodes that it keeps alive.
+/// Annotation of the nodes that kwok keeps alive.
 const KWOK_NODE: &str = "kwok.x-k8s.io/node";
 
-/// The taint with which every node is born and which the controller manager takes off.
+/// Taint that every new node has, and that the controller manager removes.
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
 
-/// Returns a name with this prefix that no other test uses, in this process or another, now or
-/// later. Fits a namespace, a node and the prefix of either.
+/// Returns a unique name with this prefix, across tests, processes and time. It is valid for a
+/// namespace, for a node and as a prefix of either.
 pub fn unique(prefix: &str) -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let nanos = SystemTime::now()
@@ -38,7 +38,7 @@ pub fn unique(prefix: &str) -> String {
     format!("{prefix}-{:x}-{micros:x}-{count:x}", process::id())
 }
 
-/// Starts to describe a node.
+/// Returns a builder of a node.
 pub fn node(name: impl Into<String>) -> NodeBuilder {
     let mut metadata = ObjectMeta {
         name: Some(name.into()),
@@ -55,7 +55,7 @@ pub fn node(name: impl Into<String>) -> NodeBuilder {
     }
 }
 
-/// Starts to describe a pod with one container.
+/// Returns a builder of a pod with one container.
 pub fn pod(namespace: impl Into<String>, name: impl Into<String>) -> PodBuilder {
     let metadata = ObjectMeta {
         name: Some(name.into()),
@@ -69,7 +69,7 @@ pub fn pod(namespace: impl Into<String>, name: impl Into<String>) -> PodBuilder 
     };
     let spec = PodSpec {
         containers: vec![container],
-        // The default of 30 seconds is a long time for a test to wait.
+        // The default of 30 seconds would slow down the tests.
         termination_grace_period_seconds: Some(1),
         ..PodSpec::default()
     };
@@ -82,7 +82,7 @@ pub fn pod(namespace: impl Into<String>, name: impl Into<String>) -> PodBuilder 
     }
 }
 
-/// A node to be created: ready, with 8 GPUs, kept alive by kwok where that runs.
+/// A node to be created: ready, with 8 GPUs, kept alive by kwok if that runs.
 #[derive(Clone, Debug)]
 pub struct NodeBuilder {
     node: Node,
@@ -97,7 +97,7 @@ pub struct PodBuilder {
 // === impl NodeBuilder ===
 
 impl NodeBuilder {
-    /// Adds a label.
+    /// Adds a label to the node.
     #[must_use]
     pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         let labels = self.node.metadata.labels.get_or_insert_default();
@@ -105,7 +105,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Adds an annotation.
+    /// Adds an annotation to the node.
     #[must_use]
     pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         let annotations = self.node.metadata.annotations.get_or_insert_default();
@@ -113,7 +113,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Adds a taint.
+    /// Adds a taint to the node.
     #[must_use]
     pub fn taint(
         mut self,
@@ -136,15 +136,15 @@ impl NodeBuilder {
         self
     }
 
-    /// Takes the node out of service from the start.
+    /// Creates the node cordoned.
     #[must_use]
     pub fn unschedulable(mut self) -> Self {
         self.node.spec.get_or_insert_default().unschedulable = Some(true);
         self
     }
 
-    /// Leaves the node without anybody to keep it alive: the controller manager will
-    /// call it unreachable after some 50 seconds.
+    /// Excludes the node from kwok: the controller manager marks it as unreachable after about
+    /// 50 seconds.
     #[must_use]
     pub fn without_kubelet(mut self) -> Self {
         if let Some(annotations) = &mut self.node.metadata.annotations {
@@ -153,17 +153,16 @@ impl NodeBuilder {
         self
     }
 
-    /// Creates the node and brings it into service, as its kubelet and the controller
-    /// manager would: it is ready, and has no taints but those described. Returns the
-    /// node as it is then.
+    /// Creates the node and brings it into service, as its kubelet and the controller manager
+    /// would: ready, and with only the given taints. Returns its state after that.
     pub async fn create(self, client: &Client) -> anyhow::Result<Node> {
         let nodes: Api<Node> = Api::all(client.clone());
         let name = self.node.metadata.name.clone().unwrap_or_default();
         nodes.create(&PostParams::default(), &self.node).await?;
         let (how, status) = (PatchParams::default(), Patch::Strategic(ready_status()));
         nodes.patch_status(&name, &how, &status).await?;
-        // Every node is born with a taint. The controller manager takes it off, where
-        // there is one; we do not leave it to that.
+        // A new node has a taint. The controller manager would remove it, but may not be
+        // running.
         let taints = self
             .node
             .spec
@@ -211,15 +210,15 @@ fn ready_status() -> Value {
 // === impl PodBuilder ===
 
 impl PodBuilder {
-    /// Places the pod on a node, past the scheduler.
+    /// Assigns the pod to a node, bypassing the scheduler.
     #[must_use]
     pub fn on(mut self, node: impl Into<String>) -> Self {
         self.pod.spec.get_or_insert_default().node_name = Some(node.into());
         self
     }
 
-    /// Leaves it to the scheduler, which has only nodes with this label to choose from: other tests have nodes
-    /// on a shared control plane, too, and some of them no kubelet.
+    /// Lets the scheduler place the pod on a node with this label. The shared control plane also
+    /// has nodes of other tests, some of them without a kubelet.
     #[must_use]
     pub fn on_labelled(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         let spec = self.pod.spec.get_or_insert_default();
@@ -228,7 +227,7 @@ impl PodBuilder {
         self
     }
 
-    /// Adds a label.
+    /// Adds a label to the pod.
     #[must_use]
     pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         let labels = self.pod.metadata.labels.get_or_insert_default();
@@ -236,7 +235,7 @@ impl PodBuilder {
         self
     }
 
-    /// Adds an annotation.
+    /// Adds an annotation to the pod.
     #[must_use]
     pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         let annotations = self.pod.metadata.annotations.get_or_insert_default();
@@ -244,7 +243,7 @@ impl PodBuilder {
         self
     }
 
-    /// Asks for GPUs.
+    /// Requests GPUs for the container.
     #[must_use]
     pub fn gpus(mut self, count: u32) -> Self {
         let spec = self.pod.spec.get_or_insert_default();
@@ -260,7 +259,7 @@ impl PodBuilder {
         self
     }
 
-    /// Creates the pod.
+    /// Creates the pod in the cluster.
     pub async fn create(self, client: &Client) -> anyhow::Result<Pod> {
         let namespace = self.pod.metadata.namespace.clone().unwrap_or_default();
         let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);

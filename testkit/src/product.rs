@@ -1,4 +1,4 @@
-//! The product as its users have it: a process of the real binary.
+//! The product as its users run it: a process of the real binary.
 
 use std::{
     env,
@@ -18,24 +18,24 @@ use tempfile::TempDir;
 
 use crate::wait::wait_for;
 
-/// Time that the product may take until it says where it listens.
+/// Time for the product to write its addresses.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// Time that the product may take to end after SIGTERM before a test gives up.
+/// Time for the product to end after SIGTERM.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// Time that a client command may take.
+/// Time for a client command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
-/// Length of the end of each output stream that a failure quotes, in bytes.
+/// Length of the quoted end of each output stream in an error, in bytes.
 const QUOTED: usize = 6000;
 
-/// The words by which the product logs a warning of the API server, such as of a field that it does not know
-/// and has left out.
+/// Text of the product's log lines for warnings of the API server, such as of an unknown field
+/// that was dropped.
 const WARNED: &str = "the API server warns of a request";
 
-/// Returns the path of the `gpuwarden` binary: `GPUWARDEN_BIN`, what cargo names to the tests of
-/// its package, else the one built beside this test.
+/// Returns the path of the `gpuwarden` binary: `GPUWARDEN_BIN`, the one that cargo names to the
+/// tests of its package, or the one built beside this test.
 pub fn binary() -> anyhow::Result<PathBuf> {
     for name in ["GPUWARDEN_BIN", "CARGO_BIN_EXE_gpuwarden"] {
         if let Some(path) = env::var_os(name).filter(|path| !path.is_empty()) {
@@ -55,12 +55,12 @@ pub fn binary() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns the answer of a server at `http://HOST:PORT` to a GET: the body, whatever the status.
+/// Sends a GET to a server at `http://HOST:PORT`. Returns the body, whatever the status.
 pub async fn get(address: &str, path: &str) -> anyhow::Result<String> {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let address = address.trim_start_matches("http://");
     let mut stream = tokio::net::TcpStream::connect(address).await?;
-    // HTTP/1.0: the answer ends with the connection, and is not cut into chunks.
+    // With HTTP/1.0, the response ends with the connection and is not chunked.
     let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
@@ -71,8 +71,8 @@ pub async fn get(address: &str, path: &str) -> anyhow::Result<String> {
     Ok(body.to_owned())
 }
 
-/// A way to start the product: `gpuwarden run`, or another role, with a data directory of its own,
-/// a free port, and a kernel log that is an empty file until told otherwise.
+/// A launch of the product: `gpuwarden run`, or another role, with a new data directory, a free
+/// port, and an empty file as kernel log unless set otherwise.
 #[derive(Clone, Debug)]
 pub struct Launch {
     role: Role,
@@ -84,7 +84,7 @@ pub struct Launch {
     output: Option<Arc<OwnedFd>>,
 }
 
-/// The command that the product is started by.
+/// Subcommand that starts the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Run,
@@ -92,11 +92,12 @@ enum Role {
     Controller,
 }
 
-/// A running `gpuwarden run`, `agent` or `controller`. Killed on drop; what it wrote is in every error.
+/// A running `gpuwarden run`, `agent` or `controller`. It is killed on drop; errors quote its
+/// output.
 ///
 /// # Panics
 ///
-/// On drop, where the API server has warned of one of its requests.
+/// On drop, if the API server has warned of a request of the product.
 #[derive(Debug)]
 pub struct Product {
     launch: Launch,
@@ -105,7 +106,7 @@ pub struct Product {
     endpoint: Option<Endpoint>,
 }
 
-/// The addresses of a running product, as it says them in `endpoint.json`.
+/// Addresses of a running product in `endpoint.json`.
 #[derive(Clone, Debug, Deserialize)]
 struct Endpoint {
     server: String,
@@ -113,21 +114,21 @@ struct Endpoint {
     pid: u32,
 }
 
-/// The exit code and the output of a client command.
+/// Exit code and output of a client command.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// The exit code; `None` when a signal ended it.
+    /// Exit code; `None` after a signal.
     pub code: Option<i32>,
-    /// Standard output.
+    /// Standard output of the command.
     pub stdout: String,
-    /// Standard error.
+    /// Standard error of the command.
     pub stderr: String,
 }
 
 // === impl Launch ===
 
 impl Launch {
-    /// Returns a launch with a fresh data directory, which is removed with the last user of it.
+    /// Returns a launch with a new data directory, which is removed with its last user.
     pub fn new() -> anyhow::Result<Self> {
         Self::of(Role::Run)
     }
@@ -159,14 +160,14 @@ impl Launch {
         })
     }
 
-    /// Sets another program in the place of [`binary`], such as one that starts it.
+    /// Sets the program to run instead of [`binary`], such as a wrapper.
     #[must_use]
     pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = Some(program.into());
         self
     }
 
-    /// Sets the node that the product speaks for.
+    /// Sets the name of the product's node.
     #[must_use]
     pub fn node_name(self, name: impl AsRef<OsStr>) -> Self {
         self.option("--node-name", name)
@@ -178,28 +179,28 @@ impl Launch {
         self.option("--kubeconfig", path)
     }
 
-    /// Lets the product act on its cluster, without the brake: the nodes of other tests in
-    /// a shared cluster must not hold this one's back.
+    /// Lets the product act on its cluster without the circuit breaker, which would count the
+    /// nodes of other tests in a shared cluster.
     #[must_use]
     pub fn quarantine(self) -> Self {
         self.arg("--quarantine")
             .option("--circuit-breaker", "false")
     }
 
-    /// Lets the product act on its cluster, with the brake: for private clusters.
+    /// Lets the product act on its cluster with the circuit breaker: for private clusters.
     #[must_use]
     pub fn quarantine_with_brake(self) -> Self {
         self.arg("--quarantine")
     }
 
-    /// Sets another kernel log: `kmsg`, or a file.
+    /// Sets the kernel log: `kmsg`, or a file.
     #[must_use]
     pub fn kernel_log(mut self, source: impl Into<PathBuf>) -> Self {
         self.kernel_log = source.into();
         self
     }
 
-    /// Adds an argument.
+    /// Adds an argument to the command line.
     #[must_use]
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.args.push(arg.as_ref().to_owned());
@@ -220,7 +221,7 @@ impl Launch {
         self
     }
 
-    /// Sets where the product writes its standard output and error, in the place of files that
+    /// Sets the file descriptor for standard output and error, instead of the files that
     /// [`Product::stdout`] and [`Product::stderr`] read.
     #[must_use]
     pub fn output(mut self, to: impl Into<OwnedFd>) -> Self {
@@ -238,7 +239,7 @@ impl Launch {
         &self.kernel_log
     }
 
-    /// Starts the product and returns at once: for tests of a start that fails.
+    /// Starts the product without waiting: for tests of a start that fails.
     pub fn spawn(self) -> anyhow::Result<Product> {
         let program = match &self.program {
             Some(program) => program.clone(),
@@ -283,7 +284,7 @@ impl Launch {
         })
     }
 
-    /// Starts the product and waits until it says where it listens.
+    /// Starts the product and waits until it has written its addresses.
     pub async fn start(self) -> anyhow::Result<Product> {
         let mut product = self.spawn()?;
         product.wait_endpoint().await?;
@@ -329,12 +330,12 @@ impl Product {
         }
     }
 
-    /// Returns all of its standard output, over restarts.
+    /// Returns the standard output so far, including that before restarts.
     pub fn stdout(&self) -> String {
         self.output("stdout")
     }
 
-    /// Returns all of its standard error, over restarts.
+    /// Returns the standard error so far, including that before restarts.
     pub fn stderr(&self) -> String {
         self.output("stderr")
     }
@@ -344,12 +345,12 @@ impl Product {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Returns the product's answer to a GET: the body, whatever the status.
+    /// Sends a GET to the product. Returns the body, whatever the status.
     pub async fn get(&self, path: &str) -> anyhow::Result<String> {
         get(self.address(), path).await
     }
 
-    /// Appends lines to the kernel log that is a file.
+    /// Appends lines to the kernel log's file.
     pub fn append_kernel_log(&self, lines: &str) -> anyhow::Result<()> {
         use std::io::Write as _;
         let path = &self.launch.kernel_log;
@@ -358,21 +359,21 @@ impl Product {
             .with_context(|| format!("append to {}", path.display()))
     }
 
-    /// Waits for a line of standard output or error that contains `text`; returns it.
+    /// Waits for a line of standard output or error that contains `text`. Returns the line.
     pub async fn wait_line(&mut self, text: &str, timeout: Duration) -> anyhow::Result<String> {
         let start = Instant::now();
         loop {
-            // Ask first: what it wrote before its end is there once it has ended.
+            // The exit status is read first: once the process has ended, its output is complete.
             let ended = self.try_exit()?;
             let output = self.stdout() + "\n" + &self.stderr();
             if let Some(line) = output.lines().find(|line| line.contains(text)) {
                 return Ok(line.to_owned());
             }
             if let Some(status) = ended {
-                return Err(self.failure(&format!("ended ({status}) without saying '{text}'")));
+                return Err(self.failure(&format!("ended ({status}) without printing '{text}'")));
             }
             if start.elapsed() > timeout {
-                return Err(self.failure(&format!("did not say '{text}' in {timeout:?}")));
+                return Err(self.failure(&format!("did not print '{text}' in {timeout:?}")));
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -382,7 +383,7 @@ impl Product {
         let path = self.data_dir().join("endpoint.json");
         let start = Instant::now();
         loop {
-            // One with another process id is what a killed process left.
+            // A file with another process id is left over from a killed process.
             let found = fs::read(&path)
                 .ok()
                 .and_then(|text| serde_json::from_slice(&text).ok());
@@ -405,7 +406,7 @@ impl Product {
         }
     }
 
-    /// Waits until the product ends by itself; returns its exit status.
+    /// Waits until the product ends by itself. Returns its exit status.
     pub async fn wait_exit(&mut self, timeout: Duration) -> anyhow::Result<ExitStatus> {
         let start = Instant::now();
         loop {
@@ -419,14 +420,14 @@ impl Product {
         }
     }
 
-    /// Kills the product with SIGKILL; returns when it is gone.
+    /// Kills the product with SIGKILL. Returns once the process is gone.
     pub fn kill9(&mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.exit = Some(self.child.wait()?);
         Ok(())
     }
 
-    /// Sends SIGTERM; returns the exit status and how long the end took.
+    /// Sends SIGTERM. Returns the exit status and the time until the end.
     pub async fn terminate(&mut self) -> anyhow::Result<(ExitStatus, Duration)> {
         let start = Instant::now();
         self.signal(Signal::TERM)?;
@@ -434,8 +435,8 @@ impl Product {
         Ok((status, start.elapsed()))
     }
 
-    /// Stops the process (SIGSTOP), as a machine that hangs would. Returns when all its
-    /// threads have stopped, which takes a while on a busy machine.
+    /// Stops the process (SIGSTOP), as a hanging machine would. Returns once all its threads
+    /// have stopped, which takes a while on a busy machine.
     pub async fn stop(&self) -> anyhow::Result<()> {
         self.signal(Signal::STOP)?;
         self.wait_for("all threads to stop", END_LIMIT, || async {
@@ -444,13 +445,13 @@ impl Product {
         .await
     }
 
-    /// Lets a stopped process go on.
+    /// Resumes a stopped process.
     pub fn cont(&self) -> anyhow::Result<()> {
         self.signal(Signal::CONT)
     }
 
     fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        // A process that was waited for is no more, and its number may be another's.
+        // After the wait, the process id may belong to another process.
         if let Some(status) = self.exit {
             return Err(self.failure(&format!("has ended ({status})")));
         }
@@ -459,8 +460,8 @@ impl Product {
         Ok(())
     }
 
-    /// Starts the product again with the same arguments and data; kills it first where
-    /// it still runs.
+    /// Starts the product again with the same arguments and data, after killing it if it still
+    /// runs.
     pub async fn restart(&mut self) -> anyhow::Result<()> {
         if self.exit.is_none() {
             self.kill9()?;
@@ -482,7 +483,7 @@ impl Product {
         self.command(all).await
     }
 
-    /// Runs a command that needs no running gpuwarden, or none by its address: `gpuwarden ARGS`.
+    /// Runs a command without the address of this product: `gpuwarden ARGS`.
     pub async fn command<S: AsRef<OsStr>>(
         &self,
         args: impl IntoIterator<Item = S>,
@@ -501,7 +502,7 @@ impl Product {
         })
     }
 
-    /// Waits, as [`wait_for`], and adds the product's output to the error.
+    /// Polls as [`wait_for`] does, and adds the product's output to the error.
     pub async fn wait_for<T, S, F>(
         &self,
         what: &str,
@@ -517,7 +518,7 @@ impl Product {
             .map_err(|error| self.failure(&format!("{error:#}")))
     }
 
-    /// Returns an error that says what the product did and quotes the end of its output.
+    /// Returns an error with this message that quotes the end of the product's output.
     pub fn failure(&self, what: &str) -> anyhow::Error {
         let (stdout, stderr) = (self.stdout(), self.stderr());
         anyhow!(
@@ -548,19 +549,19 @@ impl Drop for Product {
     }
 }
 
-/// Returns the first line of a log that tells of a warning of the API server, but for those of versions of an API that are
-/// deprecated: older ones are used where a cluster has no newer one.
+/// Returns the first log line with a warning of the API server. Warnings of deprecated API
+/// versions are ignored: they are used if a cluster has no newer one.
 pub fn warning_in(log: &str) -> Option<&str> {
     log.lines()
         .find(|line| line.contains(WARNED) && !line.contains(" is deprecated in "))
 }
 
-/// Reads the state of each thread of a process.
+/// Returns an error unless all threads of a process are stopped.
 fn all_stopped(pid: u32) -> Result<(), String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).map_err(|error| error.to_string())?;
     for task in tasks.flatten() {
         let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-        // The state follows the name, which stands in parentheses.
+        // The state follows the name, which is in parentheses.
         let state = stat.rsplit(") ").next().unwrap_or_default();
         if !stat.is_empty() && !state.starts_with('T') {
             return Err(stat);
@@ -580,13 +581,13 @@ fn tail(text: &str) -> &str {
 // === impl Output ===
 
 impl Output {
-    /// Returns standard output as JSON, for a command that must have ended with `code`.
+    /// Parses standard output as JSON. Fails unless the command ended with `code`.
     pub fn json(&self, code: i32) -> anyhow::Result<serde_json::Value> {
         self.expect(code)?;
         serde_json::from_str(&self.stdout).with_context(|| format!("not JSON: {}", self.stdout))
     }
 
-    /// Returns standard output of a command that must have ended with `code`.
+    /// Returns standard output. Fails unless the command ended with `code`.
     pub fn expect(&self, code: i32) -> anyhow::Result<&str> {
         if self.code != Some(code) {
             let Self {

@@ -1,4 +1,4 @@
-//! Skipping a test whose component is missing, so that it is seen.
+//! Reported skips of tests whose component is missing.
 
 use std::{
     env, fmt,
@@ -11,16 +11,16 @@ use std::{
 
 use crate::components::Component;
 
-/// The environment variable that names the file in which skips are noted, one line
-/// each; `cargo xtask test` sums them up.
+/// Environment variable with the name of the file that collects skips, one line each. `cargo
+/// xtask test` prints a summary.
 pub const SKIP_FILE: &str = "GPUWARDEN_SKIP_FILE";
 
-/// Returns the path of the component; `None` says that the calling test is to return, because this
-/// machine has none: the skip has been reported.
+/// Returns the path of the component, or `None` if this machine has none; the skip is then
+/// already reported, and the calling test must return.
 ///
 /// # Panics
 ///
-/// As [`skip`], where the component is missing, and on a setting that cannot be meant.
+/// As [`skip`] does if the component is missing, and for an invalid setting.
 #[track_caller]
 pub fn require(component: Component) -> Option<PathBuf> {
     match component.locate() {
@@ -33,29 +33,29 @@ pub fn require(component: Component) -> Option<PathBuf> {
     }
 }
 
-/// Reports that the calling test is about to return, because this machine lacks what it
-/// needs: `needs` names that, and what to do about it. No test returns early without it;
-/// `cargo xtask lint` looks for that.
+/// Reports that the calling test is about to return because this machine lacks a component:
+/// `needs` names the component and how to install it. No test may return early without it, which
+/// `cargo xtask lint` checks.
 ///
-/// A skip is printed past the capture of test output and noted in [`SKIP_FILE`].
+/// A skip is printed past the capture of test output and appended to [`SKIP_FILE`].
 ///
 /// # Panics
 ///
-/// With `CI=true`, where nothing is skipped: what is missing fails the test.
+/// With `CI=true`, where a missing component fails the test.
 #[track_caller]
 pub fn skip(needs: impl fmt::Display) {
     let skip = format!("{} needs {needs}", test_name(Location::caller()));
     assert!(!env::var("CI").is_ok_and(|ci| ci == "true"), "{skip}");
-    // Not eprintln!: libtest keeps the output of a test that passes to itself.
+    // Not `eprintln!`: libtest hides the output of a passing test.
     let _ = writeln!(std::io::stderr(), "skipped: {skip}");
     if let Some(file) = env::var_os(SKIP_FILE) {
         note(&skip, Path::new(&file));
     }
 }
 
-/// Adds a line to the file; lines of tests that run side by side stay whole.
+/// Appends a line to the file. Lines of concurrent tests stay whole.
 fn note(skip: &str, file: &Path) {
-    // One write, and one line of it, whatever the output of a program that failed said.
+    // A single write of a single line, whatever is in the text.
     let line = skip.replace('\n', " ") + "\n";
     let noted = OpenOptions::new()
         .append(true)
@@ -69,7 +69,7 @@ fn note(skip: &str, file: &Path) {
     );
 }
 
-/// Returns the name of the test: libtest names the thread after it, unless it runs tests on the
+/// Returns the name of the test, which libtest gives to its thread unless it runs tests on the
 /// main thread.
 fn test_name(caller: &Location<'_>) -> String {
     match thread::current().name() {

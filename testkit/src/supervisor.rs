@@ -1,9 +1,9 @@
-//! Starting control planes through the `supervise` program, and finding those that run.
+//! Client of the `supervise` program, which starts control planes and finds running ones.
 //!
-//! A control plane lives in a directory. One that tests share is found by it: the
-//! supervisor stays while anybody holds a shared lock on `hold.lock` there, however
-//! the holders end, and has `supervise.lock` locked itself while it lives. Everything
-//! here blocks; [`crate::ControlPlane`] is the asynchronous side.
+//! A control plane lives in a directory, which identifies a shared one. The supervisor runs
+//! while any process holds a shared lock on `hold.lock` there, however the holders end. It holds
+//! a lock on `supervise.lock` while it lives. All functions block; [`crate::ControlPlane`] is
+//! the asynchronous interface.
 
 use std::{
     collections::BTreeMap,
@@ -21,30 +21,30 @@ use serde::Deserialize;
 
 use crate::components::{Component, Version, cache_dir, path_key};
 
-/// Time that a control plane may take to start; the supervisor has shorter limits of its own for
-/// each step, and says which one was missed.
+/// Time for a control plane to start. The supervisor has shorter limits for each step, and
+/// reports which one was missed.
 const START_LIMIT: Duration = Duration::from_secs(200);
 
 /// Time that a shared control plane outlives its last user, so that the next test binary of the
 /// same run need not start another.
 const LINGER: Duration = Duration::from_secs(15);
 
-/// The state of a control plane, as its supervisor says it.
+/// State of a control plane, as reported by its supervisor.
 #[derive(Clone, Debug, Deserialize)]
 pub struct State {
-    /// The directory of certificates, data and logs.
+    /// Directory of certificates, data and logs.
     pub dir: PathBuf,
-    /// The API server's address, `https://127.0.0.1:PORT`.
+    /// Address of the API server, `https://127.0.0.1:PORT`.
     pub server: String,
-    /// The administrator's kubeconfig.
+    /// Path of the administrator's kubeconfig.
     pub kubeconfig: PathBuf,
-    /// The supervisor's process id.
+    /// Process id of the supervisor.
     pub supervisor: i32,
-    /// The process ids of the programs that run, by name.
+    /// Process ids of the running programs, by name.
     pub pids: BTreeMap<String, i32>,
 }
 
-/// The programs from which a control plane is made.
+/// Programs of a control plane.
 #[derive(Clone, Debug)]
 pub struct Programs {
     assets: PathBuf,
@@ -52,14 +52,14 @@ pub struct Programs {
     kwok: Option<PathBuf>,
 }
 
-/// A share in a control plane that others use too; given back on drop.
+/// A share in a control plane with other users, released on drop.
 #[derive(Debug)]
 pub struct Shared {
     state: State,
     _hold: File,
 }
 
-/// A control plane of one's own, which ends on drop.
+/// A control plane with one user, which ends on drop.
 #[derive(Debug)]
 pub struct Owned {
     state: State,
@@ -69,16 +69,17 @@ pub struct Owned {
     kubectl: PathBuf,
 }
 
-/// The settings in which a control plane of one's own differs from the usual.
+/// Options of an owned control plane.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Extra flags, each with the program that it is for.
+    /// Extra flags, each with the name of its program.
     pub args: Vec<(String, String)>,
-    /// Let etcd sync to disk.
+    /// True if etcd syncs to disk.
     pub fsync: bool,
 }
 
-/// Returns the directory of the control plane of these programs that the tests of all clones share.
+/// Returns the directory of the shared control plane of these programs, the same for the tests
+/// of all clones.
 pub fn shared_dir(programs: &Programs, version: Version) -> anyhow::Result<PathBuf> {
     let Programs {
         assets,
@@ -90,8 +91,8 @@ pub fn shared_dir(programs: &Programs, version: Version) -> anyhow::Result<PathB
     Ok(cache_dir()?.join("run").join(format!("{version}-{key}")))
 }
 
-/// Keeps a control plane in `dir` alive while the result is held, now or once
-/// somebody starts it. Waits for the end of one that is just being torn down.
+/// Keeps the control plane in `dir` alive while the result is held, also if it is started later.
+/// Waits for one that is shutting down.
 pub fn hold(dir: &Path) -> anyhow::Result<File> {
     fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
     let hold = open_lock(&dir.join("hold.lock"))?;
@@ -100,7 +101,7 @@ pub fn hold(dir: &Path) -> anyhow::Result<File> {
     Ok(hold)
 }
 
-/// Returns the control plane in `dir`, if a supervisor lives there and has it ready.
+/// Returns the control plane in `dir`, if it runs and is ready.
 pub fn running(dir: &Path) -> anyhow::Result<Option<State>> {
     if !supervised(dir)? {
         return Ok(None);
@@ -116,7 +117,7 @@ pub fn start_detached(programs: &Programs, dir: &Path) -> anyhow::Result<State> 
     start_in_background(command, dir)
 }
 
-/// Ends the control plane in `dir`; `false` if none runs there.
+/// Ends the control plane in `dir`. Returns `false` if none runs there.
 pub fn stop_detached(dir: &Path) -> anyhow::Result<bool> {
     if !supervised(dir)? {
         return Ok(false);
@@ -147,13 +148,13 @@ fn open_lock(path: &Path) -> anyhow::Result<File> {
         .with_context(|| format!("open {}", path.display()))
 }
 
-/// Returns true if a supervisor lives in `dir`: it holds a lock that dies with it.
+/// Returns true if a supervisor lives in `dir`. Its lock is released when it dies.
 fn supervised(dir: &Path) -> anyhow::Result<bool> {
     let path = dir.join("supervise.lock");
     if !path.exists() {
         return Ok(false);
     }
-    // Shared, so that two who ask at once do not take each other for the supervisor.
+    // A shared lock, so that two concurrent checks do not mistake each other for the supervisor.
     match open_lock(&path)?.try_lock_shared() {
         Ok(()) => Ok(false),
         Err(TryLockError::WouldBlock) => Ok(true),
@@ -174,11 +175,11 @@ fn read_state(dir: &Path) -> anyhow::Result<Option<State>> {
     }
 }
 
-/// Starts the supervisor apart from our process group, so that an interrupt from the
-/// terminal reaches the test and not its control plane, and waits until it is ready.
+/// Starts the supervisor in another process group, so that an interrupt from the terminal ends
+/// the test and not its control plane, and waits until it is ready.
 fn start_in_background(mut command: Command, dir: &Path) -> anyhow::Result<State> {
     let log = create_log(dir)?;
-    // A state from before would be taken for the new one's.
+    // The state of an earlier control plane must not be taken for the new one's.
     let _ = fs::remove_file(dir.join("state.json"));
     let mut child = command
         .stdin(Stdio::null())
@@ -207,8 +208,8 @@ fn start_in_background(mut command: Command, dir: &Path) -> anyhow::Result<State
     }
 }
 
-/// Makes the file for what a supervisor says. Its end is read from our handle: the file may be gone
-/// with the directory by then.
+/// Creates the file for the supervisor's messages. They are read from the open file, because the
+/// directory may be removed by then.
 fn create_log(dir: &Path) -> anyhow::Result<File> {
     let path = dir.join("supervise.log");
     OpenOptions::new()
@@ -233,8 +234,8 @@ fn start_failure(status: ExitStatus, mut log: File) -> anyhow::Error {
 // === impl Programs ===
 
 impl Programs {
-    /// Finds the programs for a control plane of this version; `None` where they are
-    /// not set up. Without kwok, fake nodes turn unready after some 50 seconds.
+    /// Finds the programs for a control plane of this version. Returns `None` if they are not
+    /// set up. Without kwok, fake nodes become unready after about 50 seconds.
     pub fn locate(version: Version) -> anyhow::Result<Option<Self>> {
         let assets = Component::ControlPlane(version).locate()?;
         let supervise = Component::Supervise.locate()?;
@@ -246,7 +247,7 @@ impl Programs {
         }))
     }
 
-    /// Returns the kubectl of this version.
+    /// Returns the path of kubectl for this version.
     pub fn kubectl(&self) -> PathBuf {
         self.assets.join("kubectl")
     }
@@ -274,19 +275,20 @@ impl Programs {
 // === impl Shared ===
 
 impl Shared {
-    /// Takes a share in the control plane in `dir`; the first one starts it.
+    /// Takes a share in the control plane in `dir`, starting it if needed.
     pub fn join(programs: &Programs, dir: &Path) -> anyhow::Result<Self> {
         Self::join_lingering(programs, dir, LINGER)
     }
 
-    /// Takes a share as [`Shared::join`] does; `linger` counts only for whoever starts it.
+    /// Takes a share as [`Shared::join`] does. `linger` applies only if this call starts the
+    /// control plane.
     pub fn join_lingering(
         programs: &Programs,
         dir: &Path,
         linger: Duration,
     ) -> anyhow::Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
-        // One starts, the others wait for it here.
+        // One process starts the control plane while the others wait here.
         let starting = open_lock(&dir.join("start.lock"))?;
         starting.lock()?;
         let hold = hold(dir)?;
@@ -295,7 +297,8 @@ impl Shared {
             if let Some(state) = read_state(dir)? {
                 return Ok(Self { state, _hold: hold });
             }
-            // Whoever started it was killed while it came up: it ends, or gets ready.
+            // The process that started it was killed during the start: the control plane becomes
+            // ready or ends.
             if start.elapsed() > START_LIMIT {
                 bail!("a control plane in {} does not get ready", dir.display());
             }
@@ -310,7 +313,7 @@ impl Shared {
         Ok(Self { state, _hold: hold })
     }
 
-    /// Returns the state of the control plane when it was ready.
+    /// Returns the state of the control plane at the time it became ready.
     pub fn state(&self) -> &State {
         &self.state
     }
@@ -325,8 +328,8 @@ struct Answer {
 }
 
 impl Owned {
-    /// Starts a control plane in `dir` and waits until it is ready. The directory is
-    /// removed when it ends, unless the command `keep` says otherwise.
+    /// Starts a control plane in `dir` and waits until it is ready. The directory is removed at
+    /// the end, unless the command `keep` is sent.
     pub fn start(programs: &Programs, dir: &Path, settings: &Settings) -> anyhow::Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
         let log = create_log(dir)?;
@@ -361,12 +364,12 @@ impl Owned {
         &self.state
     }
 
-    /// Returns the kubectl of its version.
+    /// Returns the path of kubectl for its version.
     pub fn kubectl(&self) -> &Path {
         &self.kubectl
     }
 
-    /// Sends one command and waits for the answer.
+    /// Sends one command and waits for the response.
     pub fn command(&mut self, verb: &str, program: &str) -> anyhow::Result<()> {
         let commands = self
             .commands
@@ -390,7 +393,7 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // The supervisor ends when its input does, and takes the programs with it.
+        // At the end of its input, the supervisor ends with all its programs.
         drop(self.commands.take());
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Waiting for a state of something else.
+//! Polling for a state.
 
 use std::{
     fmt::Display,
@@ -8,14 +8,13 @@ use std::{
 
 use anyhow::bail;
 
-/// Pause between two looks.
+/// Interval between two polls.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Looks until `probe` answers `Ok`, and returns that value.
+/// Polls until `probe` returns `Ok`, and returns its value.
 ///
-/// `probe` says in its `Err` what it saw instead. When the time is up, the error names
-/// what was waited for and the last state seen. A look that does not come back counts
-/// against the time as well.
+/// `probe` returns the observed state as `Err`. On timeout, the error names the awaited state
+/// and the last observed one. A poll that does not return also runs into the timeout.
 pub async fn wait_for<T, S, F>(
     what: &str,
     timeout: Duration,

@@ -12,7 +12,7 @@ use kube::{Api, ResourceExt as _};
 
 const WAIT: Duration = Duration::from_secs(60);
 
-/// Returns true if a process exists and is not just waiting to be collected.
+/// Returns true if a process exists and is not a zombie.
 fn alive(pid: i32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
         !stat
@@ -173,7 +173,7 @@ async fn a_shared_control_plane_ends_with_its_last_user_and_comes_again() {
             Shared::join_lingering(&programs, &dir, Duration::ZERO).unwrap()
         })
     };
-    // Both at once: one starts it, the other gets the same.
+    // Two concurrent calls: one starts the control plane, and both get it.
     let (first, second) = tokio::join!(join(), join());
     let (first, second) = (first.unwrap(), second.unwrap());
     assert_eq!(first.state().supervisor, second.state().supervisor);
@@ -192,7 +192,7 @@ async fn a_shared_control_plane_ends_with_its_last_user_and_comes_again() {
 
     let again = join().await.unwrap();
     let mut pids: Vec<i32> = again.state().pids.values().copied().collect();
-    // A supervisor that is killed takes its programs along.
+    // The programs of a killed supervisor are killed as well.
     let supervisor = rustix::process::Pid::from_raw(again.state().supervisor).unwrap();
     rustix::process::kill_process(supervisor, rustix::process::Signal::KILL).unwrap();
     pids.push(again.state().supervisor);
@@ -222,7 +222,7 @@ async fn programs_are_killed_stopped_and_restarted_one_by_one() {
     assert_ne!(plane.pid(Program::ApiServer), Some(pid));
     nodes.get("before").await.unwrap();
 
-    // Without etcd the API server cannot write; it goes on once etcd does.
+    // Without etcd the API server cannot write; it recovers with etcd.
     plane.stop(Program::Etcd).unwrap();
     let write = node("frozen").without_kubelet().create(&client);
     tokio::time::timeout(Duration::from_secs(2), write)
@@ -235,7 +235,7 @@ async fn programs_are_killed_stopped_and_restarted_one_by_one() {
     .await
     .unwrap();
 
-    // What was written survives that etcd is killed.
+    // Written objects survive a kill of etcd.
     plane.kill(Program::Etcd).unwrap();
     plane.restart(Program::Etcd).unwrap();
     wait_for("the node from before", WAIT, || nodes.get("before"))
@@ -291,7 +291,7 @@ async fn the_kernel_log_takes_a_flood() {
     let Some(log) = KernelLog::lock().await.unwrap() else {
         return;
     };
-    // The kernel's rate limit, were it on, would let ten of them through.
+    // The kernel's rate limit, if it were on, would pass ten of them.
     for number in 0..40 {
         log.write(&format!("{} {number}", log.token())).unwrap();
     }
@@ -309,7 +309,7 @@ fn read_kernel_log() -> anyhow::Result<String> {
     loop {
         match device.read(&mut record) {
             Ok(length) => text += &String::from_utf8_lossy(&record[..length]),
-            // A reader that was overrun goes on with what is there.
+            // A reader that was overrun continues with the remaining records.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(text),
             Err(error) => return Err(error.into()),

@@ -137,7 +137,7 @@ async fn a_gang_on_hosts_of_its_own_names_the_one_with_the_slow_link() -> anyhow
     assert!(events.contains("NCCL_ALLREDUCE_BW_DEGRADED"), "{events}");
 
     // The link is mended, the containers start again: the node comes back.
-    network.mend(SLOW).map_err(anyhow::Error::msg)?;
+    network.unthrottle(SLOW).map_err(anyhow::Error::msg)?;
     for (code, said) in play_all(&plane, &network, &members, &scene.product).await? {
         assert_eq!(code, Some(0), "{said}\n{}", webhook.log());
         assert!(said.contains("passed: 4 devices reduce"), "{said}");
