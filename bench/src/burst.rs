@@ -1,11 +1,11 @@
-//! Many nodes fail at once, on a real cluster: until all are cordoned, and until all are
-//! given back.
+//! Faults on many nodes at once, on a real cluster: the time until all are cordoned, and until
+//! all are returned to service.
 //!
-//! The faults are sent to a `gpuwarden run` of our own in one batch, as a controller gets
-//! them after the failure of a row. Beside it, in the same run, stand bare loops that patch
-//! the same nodes and do nothing else, over 1, 8 and 32 connections. All are seen by the same
-//! watch. The widest loop and gpuwarden take turns, for what an API server does in a second
-//! varies by more than what is compared.
+//! The faults are sent to a `gpuwarden run` in one batch, as a controller receives them when a
+//! row of racks fails. The baselines, in the same run, are loops that only patch the same nodes,
+//! over 1, 8 and 32 connections. One watch observes all of them. The loop with 32 connections
+//! and gpuwarden take turns, because the throughput of an API server varies more from second to
+//! second than the results differ.
 
 use std::time::{Duration, Instant};
 
@@ -20,21 +20,21 @@ use crate::nodes::{Nodes, with_nodes};
 use crate::product::{self, metric};
 use crate::{Args, processor_time};
 
-/// Connections of the bare loops that only stand beside.
+/// Connections of the loops that are measured once, for information.
 const NARROW: [usize; 2] = [1, 8];
-/// Connections of the loop that a row is compared with.
+/// Connections of the loop that is the baseline of the rows.
 const WIDE: usize = 32;
 const BASELINE: &str = "bare loop of 32";
-/// The number of turns of the wide loop and gpuwarden; the medians are told.
+/// Number of turns of the widest loop and gpuwarden; the figures are medians.
 const TURNS: usize = 3;
-/// Pause between two bursts: what the first has left to do elsewhere (the controller
-/// manager's taints) is not the second one's.
+/// Pause between two bursts, so that the taints that the controller manager still sets after the
+/// first do not slow down the second.
 const QUIET: Duration = Duration::from_secs(3);
-/// A product that made no request for so long has told all that it has to tell.
+/// A product that makes no request for this long has completed its work.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Longest time to get there.
+/// Longest time until the product is idle.
 const SETTLE_LIMIT: Duration = Duration::from_secs(120);
-/// Counter of requests in the product's metrics.
+/// Name of the counter of requests in the product's metrics.
 const REQUESTS: &str = "gpuwarden_api_server_requests_total";
 
 pub(crate) async fn run(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
@@ -63,7 +63,7 @@ pub(crate) async fn run(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<(
     .await
 }
 
-/// Returns how long it took until all were seen so.
+/// Times from the first request until the watch has shown the change on all nodes.
 struct Loop {
     cordoned: Duration,
     given_back: Duration,
@@ -71,9 +71,9 @@ struct Loop {
 
 struct Burst {
     took: Loop,
-    /// Requests to the API server until all were cordoned and told of.
+    /// Requests to the API server until all nodes are cordoned and reported.
     requests: f64,
-    /// Processor time in the same time.
+    /// CPU time used until then.
     processor: Duration,
 }
 
@@ -109,7 +109,7 @@ async fn burst(product: &Product, nodes: &mut Nodes, count: usize) -> anyhow::Re
     })
 }
 
-/// Waits until the product makes no requests any more; how many it has made.
+/// Waits until the product makes no requests. Returns how many it has made.
 pub(crate) async fn settled(product: &Product) -> anyhow::Result<f64> {
     let began = Instant::now();
     let mut made = metric(product, REQUESTS).await?;
@@ -127,7 +127,8 @@ pub(crate) async fn settled(product: &Product) -> anyhow::Result<f64> {
     )
 }
 
-/// Sends the faults, or their recoveries, and waits until all nodes are seen so.
+/// Sends the faults, or their recoveries, and waits until the watch shows the result on all
+/// nodes.
 async fn send(
     product: &Product,
     nodes: &mut Nodes,
@@ -239,7 +240,8 @@ fn seconds(duration: Duration) -> f64 {
     duration.as_secs_f64()
 }
 
-/// `turns 3.10/2.90, 3.00/2.40`: how ours took beside the wide loop before it, in seconds.
+/// Returns the times of ours and of the loop before it in each turn, in seconds: `turns
+/// 3.10/2.90, 3.00/2.40`.
 fn turns(ours: &[Burst], wide: &[Loop], pick: fn(&Loop) -> Duration) -> String {
     let pairs = ours.iter().zip(wide).map(|(ours, bare)| {
         let (ours, bare) = (seconds(pick(&ours.took)), seconds(pick(bare)));

@@ -1,9 +1,10 @@
-//! Many nodes with pods fail at once, on a real cluster: until all are cordoned and empty, and for each a
-//! reboot is asked for.
+//! Faults on many nodes with pods at once, on a real cluster: the time until all nodes are
+//! cordoned and empty, and until a reboot is requested for each.
 //!
-//! Kwok plays the kubelets. The faults are sent to a `gpuwarden run --drain --remediate` in one batch. Before
-//! it, in the same run, a bare loop over 32 connections makes the same calls: one patch of each node, one
-//! eviction of each of its pods, and a `RebootNode` each when all pods are gone. The same watches see both.
+//! Kwok plays the kubelets. The faults are sent to a `gpuwarden run --drain --remediate` in one
+//! batch. The baseline, earlier in the same run, is a loop over 32 connections that makes the
+//! same calls: one patch of each node, one eviction of each of its pods, and a `RebootNode` each
+//! once all pods are gone. The same watches observe both.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,21 +34,21 @@ use crate::product;
 
 /// Pods of each node.
 const PODS: usize = 15;
-/// Connections of the bare loop, and of what makes the pods.
+/// Connections of the loop, and for creating the pods.
 const WIDTH: usize = 32;
 const BASELINE: &str = "bare loop of 32";
 /// Longest time until all pods run, or all are gone.
 const LIMIT: Duration = Duration::from_secs(900);
-/// Pause between two looks whether all pods run.
+/// Interval between two checks whether all pods run.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Pause after pods were made, for what others have to do with them.
+/// Pause after the pods are created, for the work of the other components on them.
 const QUIET: Duration = Duration::from_secs(3);
-/// The API server ends a watch after so many seconds; it is then started anew.
+/// Timeout of a watch on the server, in seconds. The watch is then restarted.
 const WATCH_SECONDS: u32 = 290;
-/// Label of a pod: its node.
+/// Label of a pod with the name of its node.
 const NODE: &str = "gpuwarden-bench-node";
 const STATE: &str = contract::keys::STATE_LABEL;
-/// The states of a node whose pods are gone.
+/// States of a node without pods.
 const EMPTY: [&str; 2] = [
     contract::keys::STATE_DRAINED,
     contract::keys::STATE_REMEDIATING,
@@ -67,44 +68,44 @@ pub(crate) async fn run(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<(
     .await
 }
 
-/// What the benchmark makes beside its nodes.
+/// Objects that the benchmark creates in addition to its nodes.
 struct Space {
     client: Client,
-    /// The namespace of the pods.
+    /// Namespace of the pods.
     name: String,
-    /// The label of all nodes and reboots of the run.
+    /// Label selector of all nodes and reboots of the run.
     selector: String,
-    /// Whether the kind `RebootNode` was not there before.
+    /// True if the run has defined the kind `RebootNode`.
     defined: bool,
 }
 
-/// How long it took until the last pod was gone, and until the last reboot was asked for.
+/// Times until the last pod was gone, and until the last reboot was requested.
 #[derive(Clone, Copy)]
 struct Took {
     empty: Duration,
     asked: Duration,
 }
 
-/// What the watches show.
+/// State that the watches have shown.
 #[derive(Default)]
 struct Seen {
-    /// Pods that are left on each node.
+    /// Number of pods left, by node.
     left: BTreeMap<String, usize>,
-    /// The time at which the last one of a node was gone.
+    /// Time of the last pod's deletion, by node.
     empty_at: BTreeMap<String, Instant>,
-    /// The time at which a node said that it is drained.
+    /// Time when the node's label reported the drain as complete, by node.
     drained_at: BTreeMap<String, Instant>,
-    /// Reboots that were asked for.
+    /// Number of reboots requested.
     reboots: usize,
-    /// The reason why a watch has ended, if one has.
+    /// Error that has ended a watch, if any.
     ended: Option<String>,
 }
 
-/// Both watches.
+/// State and notifications of both watches.
 #[derive(Clone, Default)]
 struct Watched {
     seen: Arc<Mutex<Seen>>,
-    news: Arc<Notify>,
+    changed: Arc<Notify>,
 }
 
 async fn measure(
@@ -145,7 +146,7 @@ async fn measure(
         .map_err(|error| product.failure(&format!("{error:#}")))
 }
 
-/// Has all nodes fail, and recover when for each a reboot is asked for.
+/// Makes all nodes fail, and recover once a reboot is requested for each.
 async fn drained(
     product: &Product,
     watched: &Watched,
@@ -227,7 +228,8 @@ impl Space {
             Err(kube::Error::Api(error)) if error.code == 409 => false,
             Err(error) => return Err(error.into()),
         };
-        // Without its service account no pod is admitted, and the kind is served a moment later.
+        // Pods are refused until the namespace has a service account, and the kind is served
+        // with a delay.
         tokio::time::sleep(QUIET).await;
         Ok(Self {
             client,
@@ -243,12 +245,12 @@ impl Space {
         Api::all_with(self.client.clone(), &resource)
     }
 
-    /// Returns the label of a reboot as text of a template.
+    /// Returns the label of a reboot, for the template.
     fn label(&self) -> (&str, &str) {
         self.selector.split_once('=').unwrap_or_default()
     }
 
-    /// Returns the configuration of the remediation: reboots, with the label of the run.
+    /// Returns the remediation configuration: reboots, with the label of the run.
     fn remediation(&self) -> String {
         let (label, run) = self.label();
         format!(
@@ -283,8 +285,8 @@ spec:
         Api::namespaced(self.client.clone(), &self.name)
     }
 
-    /// Gives each node its pods, and waits until they run. Returns their names by node. Each round has names of
-    /// its own: kwok may delete a pod late, and by its name.
+    /// Creates the pods of each node, and waits until they run. Returns their names by node. The
+    /// names differ between rounds: kwok may delete a pod late, and deletes by name.
     async fn fill(&self, nodes: &[String], round: &str) -> anyhow::Result<Vec<Vec<String>>> {
         progress(&format!("making {} pods ...", nodes.len() * PODS));
         let pods = self.pods();
@@ -338,7 +340,7 @@ spec:
         Ok(names)
     }
 
-    /// Cordons each node and evicts its pods, then asks for the reboots, and does nothing else.
+    /// Runs the baseline: cordons each node, evicts its pods, and then requests the reboots.
     async fn bare(
         &self,
         nodes: &Nodes,
@@ -385,7 +387,7 @@ spec:
         })
     }
 
-    /// Watches the pods, the nodes and the reboots from now on, for as long as the tasks are kept.
+    /// Watches the pods, the nodes and the reboots from now on, until the tasks are dropped.
     async fn watch(&self) -> anyhow::Result<(Watched, JoinSet<()>)> {
         let (watched, mut tasks) = (Watched::default(), JoinSet::new());
         let pods = self.pods();
@@ -401,7 +403,7 @@ spec:
             version,
             watched.clone(),
             move |event| {
-                if let Told::Gone(labels) = event {
+                if let Change::Deleted(labels) = event {
                     here.pod(labels.get(NODE), false);
                 }
             },
@@ -417,7 +419,7 @@ spec:
             version.unwrap_or_default(),
             watched.clone(),
             move |event| {
-                if let Told::Seen(name, labels) = event
+                if let Change::Modified(name, labels) = event
                     && labels
                         .get(STATE)
                         .is_some_and(|state| EMPTY.contains(&state.as_str()))
@@ -439,7 +441,7 @@ spec:
             version.unwrap_or_default(),
             watched.clone(),
             move |event| {
-                if let Told::Made = event {
+                if let Change::Created = event {
                     here.reboot();
                 }
             },
@@ -471,7 +473,7 @@ spec:
     }
 }
 
-/// Makes these calls, [`WIDTH`] at once.
+/// Runs the calls, at most [`WIDTH`] at once.
 async fn at_once(
     calls: impl Iterator<Item = impl Future<Output = anyhow::Result<()>>>,
 ) -> anyhow::Result<()> {
@@ -481,23 +483,23 @@ async fn at_once(
         .await
 }
 
-/// One thing that a watch tells.
-enum Told {
-    /// An object was made.
-    Made,
-    /// An object has changed: its name and its labels.
-    Seen(String, BTreeMap<String, String>),
-    /// It is gone.
-    Gone(BTreeMap<String, String>),
+/// Event of a watch.
+enum Change {
+    /// An object was created.
+    Created,
+    /// An object with this name was modified; with its new labels.
+    Modified(String, BTreeMap<String, String>),
+    /// An object with these labels was deleted.
+    Deleted(BTreeMap<String, String>),
 }
 
-/// Follows the metadata of objects.
+/// Watches the metadata of objects.
 async fn follow<K>(
     api: Api<K>,
     params: WatchParams,
     mut version: String,
     watched: Watched,
-    tell: impl Fn(Told),
+    on_change: impl Fn(Change),
 ) where
     K: Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {
@@ -510,15 +512,15 @@ async fn follow<K>(
                 match event {
                     WatchEvent::Added(one) => {
                         newest = one.resource_version().unwrap_or(newest);
-                        tell(Told::Made);
+                        on_change(Change::Created);
                     }
                     WatchEvent::Modified(one) => {
                         newest = one.resource_version().unwrap_or(newest);
-                        tell(Told::Seen(one.name_any(), one.labels().clone()));
+                        on_change(Change::Modified(one.name_any(), one.labels().clone()));
                     }
                     WatchEvent::Deleted(one) => {
                         newest = one.resource_version().unwrap_or(newest);
-                        tell(Told::Gone(one.labels().clone()));
+                        on_change(Change::Deleted(one.labels().clone()));
                     }
                     WatchEvent::Bookmark(one) => newest = one.metadata.resource_version,
                     WatchEvent::Error(status) => bail!("{}", status.message),
@@ -530,7 +532,7 @@ async fn follow<K>(
             Ok(newest) => version = newest,
             Err(error) => {
                 watched.lock().ended = Some(format!("{error:#}"));
-                watched.news.notify_waiters();
+                watched.changed.notify_waiters();
                 return;
             }
         }
@@ -544,7 +546,7 @@ impl Watched {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in that a pod of a node is there, or gone.
+    /// Records that a pod of a node was created or is gone.
     fn pod(&self, node: Option<&String>, there: bool) {
         let Some(node) = node else {
             return;
@@ -560,27 +562,27 @@ impl Watched {
             seen.empty_at.insert(node.clone(), Instant::now());
         }
         drop(seen);
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
     }
 
-    /// Takes in that a node says that it is drained.
+    /// Records that a node is reported as drained.
     fn drained(&self, node: String) {
         let now = Instant::now();
         self.lock().drained_at.entry(node).or_insert(now);
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
     }
 
-    /// Takes in that a reboot was asked for.
+    /// Records that a reboot was requested.
     fn reboot(&self) {
         self.lock().reboots += 1;
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
     }
 
-    /// Waits until it is seen so. Returns when it was.
+    /// Waits until the state meets `shown`. Returns the time when it did.
     async fn wait(&self, shown: impl Fn(&Seen) -> bool) -> anyhow::Result<Instant> {
         let until = Instant::now() + LIMIT;
         loop {
-            let news = self.news.notified();
+            let changed = self.changed.notified();
             {
                 let seen = self.lock();
                 if let Some(why) = &seen.ended {
@@ -590,7 +592,7 @@ impl Watched {
                     return Ok(Instant::now());
                 }
             }
-            if tokio::time::timeout(until - Instant::now(), news)
+            if tokio::time::timeout(until - Instant::now(), changed)
                 .await
                 .is_err()
             {

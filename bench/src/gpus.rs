@@ -1,5 +1,5 @@
-//! The GPUs of a node: the needs of an agent and of the process that asks the driver, the time to
-//! the first list, the job gate, and many watchers. The GPUs are fakes.
+//! The GPUs of a node: the cost of an agent and of its GPU probe, the time to the first list,
+//! the job gate, and many watchers. The GPUs are fakes.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -24,23 +24,23 @@ use crate::{Args, processor_time};
 
 mod confined;
 
-/// The numbers of GPUs whose needs are measured.
+/// Numbers of GPUs of the measured agents.
 const GPUS: [u16; 2] = [8, 16];
-/// The time for which processes are left alone before they are measured.
+/// Idle time of a process before it is measured.
 const SETTLE: Duration = Duration::from_secs(10);
 /// Longest time to the first list.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Questions to the job gate, and to the server beside it.
+/// Requests to the job gate, and to the baseline.
 const ASKED: usize = 3_000;
 /// Watchers, and the connections that they share.
 const WATCHERS: usize = 1_000;
 const CONNECTIONS: usize = 20;
-/// Changes that all watchers are told.
+/// Changes that are sent to all watchers.
 const CHANGES: usize = 300;
-/// The name of the condition that changes, and of its provider.
+/// Type of the condition that changes, and its provider.
 const CONDITION: &str = "BenchReady";
 const PROVIDER: &str = "gpuwarden-bench";
-/// The name of the fake library's file, whose pages are not the product's.
+/// File name of the fake library, whose pages do not count as the product's.
 const FAKE: &str = "libnvidia-ml.so";
 
 pub(crate) async fn run(args: &Args) -> anyhow::Result<Vec<Figure>> {
@@ -63,7 +63,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<Vec<Figure>> {
     Ok(rows)
 }
 
-/// Gives a launch so many fake GPUs, or those of a scenario.
+/// Sets the fake GPUs of a launch: a number, or the path of a scenario.
 fn with_gpus(launch: Launch, gpus: impl AsRef<OsStr>) -> Launch {
     launch
         .node_name("gpuwarden-bench-gpus")
@@ -81,7 +81,7 @@ async fn connect(socket: &Path) -> anyhow::Result<Channel> {
     channel.with_context(|| format!("connect to {}", socket.display()))
 }
 
-/// Waits until the Device API lists so many GPUs.
+/// Waits until the Device API lists this number of GPUs.
 async fn listed(product: &Product, count: usize) -> anyhow::Result<Vec<Gpu>> {
     let began = Instant::now();
     while began.elapsed() < LIMIT {
@@ -101,9 +101,9 @@ async fn listed(product: &Product, count: usize) -> anyhow::Result<Vec<Gpu>> {
     bail!("{count} GPUs are not listed after {} s", LIMIT.as_secs())
 }
 
-/// Measures an agent that has nothing to do, and the process that asks the driver for it.
+/// Measures an idle agent and its GPU probe.
 async fn needs(args: &Args, count: u16) -> anyhow::Result<Vec<Figure>> {
-    // Its controller is not there: it has nothing to tell.
+    // Without a controller there is nothing to deliver.
     let began = Instant::now();
     let launch = Launch::agent()?.option("--controller", "http://127.0.0.1:9");
     let agent = with_gpus(launch, count.to_string()).start().await?;
@@ -141,14 +141,14 @@ fn used(pids: [u32; 2]) -> anyhow::Result<[Duration; 2]> {
     Ok([processor_time(pids[0])?, processor_time(pids[1])?])
 }
 
-/// `Memory` is what `/proc/PID/smaps` says of a process, in MiB (proc(5)).
+/// Memory of a process according to `/proc/PID/smaps` (proc(5)), in MiB.
 #[derive(Debug, Default, PartialEq)]
 struct Memory {
-    /// The process's share of all pages (PSS) without those of the fake library.
+    /// Proportional set size (PSS) without the pages of the fake library.
     pss: f64,
-    /// The share of the pages of the fake library.
+    /// Proportional set size of the fake library's pages.
     library: f64,
-    /// The pages that are not of a file.
+    /// Pages without a file.
     own: f64,
 }
 
@@ -179,7 +179,7 @@ impl Memory {
     }
 }
 
-/// Returns the processes that this one has started.
+/// Returns the child processes of a process.
 fn children(pid: u32) -> anyhow::Result<Vec<u32>> {
     let mut found = Vec::new();
     let tasks = format!("/proc/{pid}/task");
@@ -194,7 +194,7 @@ fn children(pid: u32) -> anyhow::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// Asks the job gate many times, and in turns with it the Device API for one GPU.
+/// Sends many requests to the job gate and, in turns, to the Device API for one GPU.
 async fn job_gate() -> anyhow::Result<Vec<Figure>> {
     let launch = with_gpus(Launch::new()?, GPUS[0].to_string());
     let socket = launch.data_dir().join("gate.sock");
@@ -228,7 +228,7 @@ async fn job_gate() -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// Has a provider change a condition as fast as it is answered, while all watch.
+/// Updates a condition as fast as the responses arrive, while all watchers receive the changes.
 async fn watchers() -> anyhow::Result<Vec<Figure>> {
     let product = with_gpus(Launch::new()?, GPUS[0].to_string())
         .start()
@@ -251,7 +251,7 @@ async fn watchers() -> anyhow::Result<Vec<Figure>> {
             watching.spawn(follow(client.clone()));
         }
     }
-    // All have their snapshot.
+    // By now every watcher has received its snapshot.
     tokio::time::sleep(SETTLE).await;
     let began = Instant::now();
     let before = processor_time(product.pid())?;
@@ -304,7 +304,7 @@ async fn change_condition(
     Ok(())
 }
 
-/// Watches until the last change is told; returns how many were.
+/// Watches until the last change arrives. Returns the number of changes received.
 async fn follow(mut client: GpuServiceClient<Channel>) -> anyhow::Result<usize> {
     let mut stream = client
         .watch_gpus(WatchGpusRequest::default())

@@ -123,7 +123,7 @@ async fn main() -> anyhow::Result<ExitCode> {
             continue;
         }
         progress(&format!("{name} ..."));
-        // The figures before a failure are kept.
+        // A failure does not lose the figures before it.
         if let Err(error) = run(*benchmark, &args, &mut rows).await {
             rows.push(Figure::absent(name, format!("failed: {error:#}")));
             code = ExitCode::FAILURE;
@@ -166,7 +166,7 @@ async fn fleet(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the processor time of a process so far.
+/// Returns the CPU time that a process has used so far.
 fn processor_time(pid: u32) -> anyhow::Result<Duration> {
     let ticks = u32::try_from(ticks(pid)?).unwrap_or(u32::MAX);
     Ok(Duration::from_secs_f64(f64::from(ticks) / TICKS))

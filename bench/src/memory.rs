@@ -1,5 +1,5 @@
-//! The memory that a process keeps: in a cluster of a thousand nodes, through bursts of faults
-//! and recoveries, each begun with a kill that leaves the faults to the next process.
+//! Memory that a process retains in a cluster of 1,000 nodes, after bursts of faults and
+//! recoveries. Each burst begins with a kill, so that the next process handles the faults.
 
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ use crate::product;
 const NODES: usize = 1_000;
 /// Nodes that fail at once.
 const FAIL: usize = 750;
-/// The number of times that it is killed.
+/// Number of kills, each followed by a burst.
 const ROUNDS: usize = 10;
-/// Requests at once while nodes are given back.
+/// Concurrent requests while nodes are returned to service.
 const WIDTH: usize = 32;
-/// The time for which a process is left alone before it is measured.
+/// Idle time of a process before it is measured.
 const SETTLE: Duration = Duration::from_secs(3);
 
 pub(crate) async fn run(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
@@ -51,7 +51,7 @@ async fn measure(args: &Args, nodes: &mut Nodes) -> anyhow::Result<Vec<Figure>> 
         give_back(&product, nodes).await?;
         killed.push(usage(&product).await?);
     }
-    // The last process goes on living, through as many bursts.
+    // The last process runs through as many bursts again.
     for round in 1..=ROUNDS {
         progress(&format!("memory, burst {round} of {ROUNDS} ..."));
         report(&product, names.clone(), true).await?;
@@ -78,7 +78,8 @@ async fn measure(args: &Args, nodes: &mut Nodes) -> anyhow::Result<Vec<Figure>> 
     ])
 }
 
-/// Gives the nodes back by hand, for a recovery would wait: they have come back before.
+/// Uncordons the nodes as a person would. A recovery would be held back, because the nodes have
+/// recovered before.
 async fn give_back(product: &Product, nodes: &mut Nodes) -> anyhow::Result<()> {
     nodes.uncordon(FAIL, WIDTH).await?;
     report(product, nodes.names(FAIL), false).await?;
@@ -86,7 +87,7 @@ async fn give_back(product: &Product, nodes: &mut Nodes) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures the product when it has told all that it has to tell.
+/// Measures the product once it makes no requests.
 async fn usage(product: &Product) -> anyhow::Result<Usage> {
     settled(product).await?;
     tokio::time::sleep(SETTLE).await;

@@ -1,4 +1,4 @@
-//! Nodes of the benchmark's own, and one watch on all of them.
+//! Nodes that a benchmark creates, and one watch on all of them.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -16,27 +16,27 @@ use tokio::task::JoinHandle;
 
 use crate::Args;
 
-/// Path of the nodes in the API.
+/// API path of nodes.
 const NODES: &str = "/api/v1/nodes";
 /// Label of all nodes of one run.
 const LABEL: &str = "gpuwarden-bench";
-/// Requests at once while nodes are made.
+/// Concurrent requests while nodes are created.
 const WIDTH: usize = 8;
-/// Longest time until a burst is seen.
+/// Longest time until the watch shows a burst.
 const LIMIT: Duration = Duration::from_secs(300);
-/// The API server ends a watch after so many seconds; it is then started anew.
+/// Timeout of a watch on the server, in seconds. The watch is then restarted.
 const WATCH_SECONDS: u32 = 290;
-/// Thousands of nodes take longer to delete than the API server keeps a request: it is asked
-/// again for the rest.
+/// Number of attempts to delete all nodes: with thousands, the API server times out, and the
+/// next request deletes the rest.
 const DELETE_TRIES: usize = 10;
 /// Labels and annotations that a quarantine sets on a node.
 const LABELS: usize = 4;
 const ANNOTATIONS: usize = 6;
-/// Text of the one annotation that lists the events, and of each other (bytes).
+/// Size of the annotation that lists the events, and of each other (bytes).
 const TEXT: usize = 600;
 const SHORT_TEXT: usize = 40;
 
-/// The nodes of a run.
+/// Nodes of a run.
 pub(crate) struct Nodes {
     client: Client,
     run: String,
@@ -45,16 +45,16 @@ pub(crate) struct Nodes {
     watching: JoinHandle<()>,
 }
 
-/// The nodes as the watch shows them.
+/// State of the nodes that the watch has shown.
 #[derive(Clone, Debug)]
 struct Seen {
     cordoned: BTreeSet<String>,
     at: Instant,
-    /// The reason why the watch has ended, if it has.
+    /// Error that has ended the watch, if any.
     ended: Option<String>,
 }
 
-/// Makes nodes in the cluster, measures with them, and deletes them whatever came of it.
+/// Creates nodes in the cluster, measures with them, and deletes them, also after an error.
 pub(crate) async fn with_nodes<T>(
     args: &Args,
     name: &str,
@@ -98,19 +98,19 @@ impl Nodes {
             watching,
         };
         if let Err(error) = nodes.make().await {
-            // What was made so far is not left behind.
+            // The nodes created before the error are deleted.
             drop(nodes.delete().await);
             return Err(error);
         }
         Ok(nodes)
     }
 
-    /// The name of the first node.
+    /// Returns the name of the first node.
     pub(crate) fn first(&self) -> &str {
         self.names.first().map_or("", String::as_str)
     }
 
-    /// The selector of all nodes of the run.
+    /// Returns the label selector of all nodes of the run.
     pub(crate) fn selector(&self) -> String {
         format!("{LABEL}={}", self.run)
     }
@@ -127,13 +127,14 @@ impl Nodes {
         }
     }
 
-    /// The names of the first `count` nodes.
+    /// Returns the names of the first `count` nodes.
     pub(crate) fn names(&self, count: usize) -> Vec<String> {
         self.names.iter().take(count).cloned().collect()
     }
 
-    /// Cordons the first `count` nodes, or takes that back, with one patch each of the form and the
-    /// size of a quarantine's, `width` at once, and waits until it is seen. Returns how long it took.
+    /// Cordons or uncordons the first `count` nodes with one patch each, of the form and the
+    /// size of a quarantine's, `width` at once, and waits until the watch shows it. Returns the
+    /// time.
     pub(crate) async fn bare(
         &mut self,
         count: usize,
@@ -145,7 +146,8 @@ impl Nodes {
             .await
     }
 
-    /// Uncordons the first `count` nodes by hand, as [`Self::bare`] does.
+    /// Uncordons the first `count` nodes as a person would, with the concurrency of
+    /// [`Self::bare`].
     pub(crate) async fn uncordon(&mut self, count: usize, width: usize) -> anyhow::Result<()> {
         let patch = json!({"spec": {"unschedulable": null}});
         self.patch(count, width, "application/merge-patch+json", &patch, false)
@@ -182,7 +184,7 @@ impl Nodes {
         Ok(seen.duration_since(began))
     }
 
-    /// Waits until the watch shows so many nodes cordoned; when it did.
+    /// Waits until the watch shows this number of cordoned nodes. Returns the time when it did.
     pub(crate) async fn wait(&mut self, cordoned: usize) -> anyhow::Result<Instant> {
         let shown = |seen: &Seen| seen.ended.is_some() || seen.cordoned.len() == cordoned;
         let Ok(seen) = tokio::time::timeout(LIMIT, self.seen.wait_for(shown)).await else {
@@ -227,7 +229,7 @@ impl Nodes {
                 "metadata": {
                     "name": name,
                     "labels": {LABEL: self.run},
-                    // Where kwok runs, it keeps them alive.
+                    // Kwok, if it runs, keeps the node alive.
                     "annotations": {"kwok.x-k8s.io/node": "fake"},
                 },
             });
@@ -248,8 +250,8 @@ impl Nodes {
     }
 }
 
-/// Returns what a quarantine does to a node of the run, or its release: a patch on condition that
-/// the node is as it was seen, which sets [`LABELS`] labels and [`ANNOTATIONS`] annotations.
+/// Returns a patch like that of a quarantine, or of its release. It tests the current state of
+/// the node, and sets [`LABELS`] labels and [`ANNOTATIONS`] annotations.
 fn quarantine(run: &str, cordon: bool) -> Value {
     let label = |index| (format!("/metadata/labels/bench-{index}"), json!("bench"));
     let text = |index| {
@@ -300,7 +302,7 @@ async fn keep_watching(
     }
 }
 
-/// Follows the nodes until the API server ends the watch.
+/// Watches the nodes until the API server ends the watch.
 async fn follow(
     client: &Client,
     run: &str,

@@ -1,8 +1,8 @@
-//! Preflight: the start of a check; questions of API servers straight to the webhook, at a fixed pace; and gangs
-//! on a real control plane from the last address to the whole `ConfigMap`.
+//! Preflight: the start of a check; admission requests sent straight to the webhook at a fixed
+//! rate; and gangs on a real control plane, from the last address to the complete `ConfigMap`.
 //!
-//! But for the first, which needs no cluster, it makes two namespaces, a kind of `PodGroup` and a registration of its own, and deletes them. No pod of it is
-//! ever scheduled.
+//! All but the first need a cluster. They create two namespaces, a kind `PodGroup` and a webhook
+//! registration, and delete them. Their pods are never scheduled.
 
 mod admission;
 mod start;
@@ -29,20 +29,20 @@ use tokio::process::{Child, Command};
 
 use crate::{Args, NO_CLUSTER};
 
-/// Namespace of the webhook, whose own pods get no checks.
+/// Namespace of the webhook; pods in it get no checks.
 const NAME: &str = "gpuwarden-bench-preflight";
 /// Namespace of the pods.
 const PODS: &str = "gpuwarden-bench-gangs";
-/// What the webhook registers itself as.
+/// Name of the webhook's registration.
 const REGISTRATION: &str = "gpuwarden-preflight";
 const GROUP: &str = "bench.gpuwarden.dev";
-/// The annotation by which a pod names its gang.
+/// Annotation of a pod with the name of its gang.
 const GANG: &str = "bench.gpuwarden.dev/gang";
 /// New addresses of the last member of each gang.
 const ROUNDS: usize = 50;
-/// Quiet between two of them.
+/// Pause between two of them.
 const QUIET: Duration = Duration::from_millis(40);
-/// Longest time until a change is seen, and until the webhook is ready.
+/// Longest time until a change is observed, and until the webhook is ready.
 const LIMIT: Duration = Duration::from_secs(30);
 const BASELINE: &str = "bare PATCH";
 const CONFIG: &str = "image: registry.example/gpuwarden:1
@@ -121,7 +121,7 @@ async fn clean_up(client: &Client) -> anyhow::Result<()> {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let kind = format!("podgroups.{GROUP}");
-    // The webhook takes it away itself, unless it failed.
+    // The webhook removes its registration, unless it has failed.
     let registrations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     for result in [
         registrations.delete(REGISTRATION, &params).await.map(drop),
@@ -137,7 +137,8 @@ async fn clean_up(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the object that says the size of a gang; its kind is served a moment after it is defined.
+/// Creates the object with the size of a gang. Its kind is served with a delay after its
+/// definition.
 async fn make_group(client: &Client, name: &str, members: usize) -> anyhow::Result<()> {
     let kind = GroupVersionKind::gvk(GROUP, "v1", "PodGroup");
     let kind = ApiResource::from_gvk_with_plural(&kind, "podgroups");
@@ -199,7 +200,7 @@ fn member(gang: &str, name: &str) -> Value {
 
 // === The webhook ===
 
-/// A `gpuwarden webhook` that is registered by its address.
+/// A `gpuwarden webhook` that is registered by its URL.
 struct Webhook {
     child: Child,
     pid: u32,
@@ -208,7 +209,7 @@ struct Webhook {
 }
 
 impl Webhook {
-    /// Starts one and waits until API servers ask it.
+    /// Starts a webhook and waits until API servers call it.
     async fn start(args: &Args, client: &Client) -> anyhow::Result<Self> {
         let home = tempfile::tempdir()?;
         let config = home.path().join("preflight.yaml");
@@ -248,7 +249,7 @@ impl Webhook {
         fs::read_to_string(self.home.path().join("log")).unwrap_or_default()
     }
 
-    /// Waits until a pod gets checks.
+    /// Waits until a new pod gets checks.
     async fn is_asked(&self, client: &Client) -> anyhow::Result<()> {
         make_group(client, "probe", 1).await?;
         let pods: Api<Pod> = Api::namespaced(client.clone(), PODS);
@@ -272,7 +273,7 @@ impl Webhook {
         }
     }
 
-    /// Has it take its registration away.
+    /// Ends the webhook, which removes its registration.
     async fn end(mut self) -> anyhow::Result<()> {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         kill_process(pid.context("no process")?, Signal::TERM)?;
@@ -286,7 +287,7 @@ impl Webhook {
 
 type Seen = Pin<Box<dyn Stream<Item = kube::Result<WatchEvent<ConfigMap>>> + Send>>;
 
-/// The `ConfigMap`s of the namespace, and the watch that shows them.
+/// `ConfigMap`s of the namespace, and their watch.
 struct Maps {
     api: Api<ConfigMap>,
     seen: Seen,
@@ -306,7 +307,7 @@ impl Maps {
         })
     }
 
-    /// Waits until a map has so many peers, one of them with this address.
+    /// Waits until a map has this number of peers, one of them with this address.
     async fn wait(&mut self, map: &str, peers: usize, address: &str) -> anyhow::Result<()> {
         let seeing = async {
             while let Some(event) = self.seen.try_next().await? {
@@ -326,7 +327,8 @@ impl Maps {
         seen.with_context(|| format!("{map} has no {peers} peers with {address}"))?
     }
 
-    /// Writes as many peers with one bare PATCH; returns the time until it is seen.
+    /// Runs the baseline: writes `peers` peers with one PATCH. Returns the time until the watch
+    /// shows it.
     async fn bare(&mut self, peers: usize, address: &str) -> anyhow::Result<f64> {
         let lines: Vec<String> = (0..peers)
             .map(|rank| format!("member-{rank};{address};{rank};preflight-dcgm-diag"))
@@ -341,7 +343,7 @@ impl Maps {
     }
 }
 
-/// Makes a gang, and gives its last member one address after the other.
+/// Creates a gang, and gives its last member one address after the other.
 async fn gang(client: &Client, maps: &mut Maps, size: usize) -> anyhow::Result<Vec<Figure>> {
     let name = format!("gang-{size}");
     let map = format!("preflight-bench-{PODS}-{name}");

@@ -1,4 +1,4 @@
-//! The product for a benchmark: the roles that the benchmarks start, and what is asked of them.
+//! Launches of the product that the benchmarks share, and requests to it.
 
 use std::time::Duration;
 
@@ -11,19 +11,20 @@ use crate::Args;
 /// Longest time for a start.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// Returns the launch of a `run` without a cluster for this node. What others have left in the
-/// kernel's log is not its to act on.
+/// Returns the launch of a `run` without a cluster for this node. It ignores old lines of the
+/// kernel log, which are not part of the benchmark.
 pub(crate) fn alone(node: &str) -> anyhow::Result<Launch> {
     Ok(Launch::new()?.node_name(node).option("--history", "0s"))
 }
 
-/// Returns the launch of a `run` that acts in the cluster. A burst is reported for many nodes.
+/// Returns the launch of a `run` that acts in the cluster, and accepts events for many nodes.
 pub(crate) fn run(args: &Args, node: &str) -> anyhow::Result<Launch> {
     acting(alone(node)?.option("--accept-nodes", "any"), args)
 }
 
-/// Returns the launch of a controller that quarantines, drains and repairs in the cluster, and has no agent. No
-/// other acts there, and the cluster may lack the namespace of the Lease.
+/// Returns the launch of a controller that quarantines, drains and remediates in the cluster,
+/// without agents. There is no election: no other controller acts there, and the cluster may
+/// lack the namespace of the Lease.
 pub(crate) fn controller(args: &Args) -> anyhow::Result<Launch> {
     let launch = Launch::controller()?
         .arg("--grpc-insecure")
@@ -42,14 +43,14 @@ fn acting(launch: Launch, args: &Args) -> anyhow::Result<Launch> {
     })
 }
 
-/// Starts it and waits until it is ready.
+/// Starts the product and waits until it is ready.
 pub(crate) async fn start(launch: Launch) -> anyhow::Result<Product> {
     let product = launch.start().await?;
     ready(&product).await?;
     Ok(product)
 }
 
-/// Waits until it is ready.
+/// Waits until the product is ready.
 pub(crate) async fn ready(product: &Product) -> anyhow::Result<()> {
     product
         .wait_for("readiness", START_LIMIT, || async {
@@ -62,12 +63,12 @@ pub(crate) async fn ready(product: &Product) -> anyhow::Result<()> {
         .await
 }
 
-/// Asks for its state.
+/// Requests the status of the product.
 pub(crate) async fn status(product: &Product) -> anyhow::Result<StatusView> {
     Ok(serde_json::from_str(&product.get("/api/v1/status").await?)?)
 }
 
-/// Asks for the value of a metric that has no labels.
+/// Requests the value of a metric without labels.
 pub(crate) async fn metric(product: &Product, name: &str) -> anyhow::Result<f64> {
     let metrics = product.get("/metrics").await?;
     let mut values = metrics

@@ -1,9 +1,9 @@
-//! A storm in the kernel log: hundreds of thousands of lines of a few faults, as a broken
-//! switch or a job in a loop prints them.
+//! A storm in the kernel log: hundreds of thousands of lines of a few faults, as a broken switch
+//! or a job in a loop prints them.
 //!
-//! A `gpuwarden run` of our own follows a file that is written as fast as the disk takes it.
-//! Beside it stands one thread that splits the same lines and asks a plain set of regular
-//! expressions whether each is a fault, and does nothing about it.
+//! A `gpuwarden run` follows a file that is written as fast as the disk allows. The baseline is
+//! one thread that splits the same lines and matches each against a plain set of regular
+//! expressions.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -16,15 +16,15 @@ use crate::decode::PATTERNS;
 use crate::mib;
 use crate::product::{self, metric, status};
 
-/// Lines of the storm. NVSentinel took 800,000 lines of 29 faults as 800,000 events.
+/// Lines of the storm. NVSentinel turned 800,000 lines of 29 faults into 800,000 events.
 const LINES: usize = 800_000;
-/// Faults that the lines are of: codes of several GPUs.
+/// Distinct faults in the lines: codes of several GPUs.
 const FAULTS: usize = 29;
-/// Codes that a node in trouble prints by the thousand.
+/// Codes that a faulty node prints by the thousand.
 const CODES: [u16; 4] = [13, 31, 74, 94];
-/// Longest time that it may take.
+/// Longest time that the product may take.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Counter of the lines that were read.
+/// Name of the counter of lines read.
 const READ: &str = "gpuwarden_kernel_log_records_total";
 
 #[allow(clippy::cast_precision_loss)] // Hundreds of thousands.
@@ -50,7 +50,7 @@ pub(crate) async fn run() -> anyhow::Result<Vec<Figure>> {
     Ok(figures(&lines, written, took, bare(&lines)?, peak, events))
 }
 
-/// Returns how long one thread takes to split the lines and to ask the patterns about each.
+/// Returns the time that one thread takes to split the lines and to match each.
 fn bare(lines: &str) -> anyhow::Result<Duration> {
     let set = RegexSet::new(PATTERNS)?;
     let began = Instant::now();
@@ -88,14 +88,14 @@ fn figures(
     ]
 }
 
-/// The lines, each fault in its turn.
+/// Returns the lines, with the faults in turn.
 fn lines() -> String {
     let mut text = String::new();
     for number in 0..LINES {
         let fault = number % FAULTS;
         let code = CODES.get(fault % CODES.len()).copied().unwrap_or_default();
         let bus = 0x10 + fault;
-        // A string takes all that is written.
+        // Writing to a string cannot fail.
         let _ = writeln!(
             text,
             "NVRM: Xid (PCI:0000:{bus:02x}:00): {code}, pid={number}, name=python3, Ch {number:08x}"

@@ -1,8 +1,9 @@
 //! From an XID to the taint of its device, on a real cluster.
 //!
-//! The driver is a fake with eight GPUs, each of which has one XID in turn; then comes another node,
-//! with a process of its own. The condition of the Device API and the `DeviceTaintRule` are seen by watches, the health event by the time at which
-//! it was accepted. Before each XID stands one bare POST of such a rule, seen by the same watch.
+//! The driver is a fake with eight GPUs. Each GPU has one XID in turn; the next node follows,
+//! with a process of its own. Watches observe the condition of the Device API and the
+//! `DeviceTaintRule`; the health event is timed by its time of acceptance. The baseline before
+//! each XID is one POST of such a rule, observed by the same watch.
 
 use std::fs;
 use std::pin::Pin;
@@ -30,15 +31,15 @@ use crate::product;
 /// Nodes, and the GPUs of each.
 const NODES: usize = 8;
 const GPUS: u32 = 8;
-/// The XID, for which the catalogue wants a reset.
+/// An XID whose action in the catalogue is a reset.
 const XID: u32 = 48;
-/// Longest time until a change is seen.
+/// Longest time until a change is observed.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Quiet between a change that was seen and the next one.
+/// Pause between an observed change and the next one.
 const QUIET: Duration = Duration::from_millis(40);
 const BASELINE: &str = "bare POST";
 const DRIVER: &str = "gpu.nvidia.com";
-/// A policy that takes no node out.
+/// A policy that quarantines no node.
 const POLICY: &str = r#"
 [device-taints]
 
@@ -60,14 +61,14 @@ pub(crate) async fn run(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<(
     Ok(())
 }
 
-/// The device API of the cluster, and the rules that a watch shows.
+/// Resource API of the cluster, and the watch of its device taint rules.
 struct Devices {
     slices: Api<DynamicObject>,
     rules: Api<DynamicObject>,
     seen: Pin<Box<dyn Stream<Item = kube::Result<WatchEvent<DynamicObject>>> + Send>>,
 }
 
-/// The times from the XID on, in ms.
+/// Times since the XID, in ms.
 #[derive(Default)]
 struct Round {
     recorded: f64,
@@ -243,8 +244,8 @@ impl Devices {
         Ok(())
     }
 
-    /// Makes a rule with one bare POST, for a pool that does not exist; returns the time until it is
-    /// seen.
+    /// Runs the baseline: creates a rule with one POST, for a pool that does not exist. Returns
+    /// the time until the watch shows it.
     async fn post(&mut self, node: &str, gpu: u32) -> anyhow::Result<f64> {
         let name = format!("{node}-bare-{gpu}");
         let rule = json!({
@@ -265,7 +266,7 @@ impl Devices {
         Ok(took)
     }
 
-    /// Waits until a rule of the device is seen to be made.
+    /// Waits until the watch shows a new rule for the device.
     async fn wait(&mut self, device: &str) -> anyhow::Result<()> {
         while let Some(event) = self.seen.try_next().await? {
             let WatchEvent::Added(rule) = event else {
@@ -278,7 +279,7 @@ impl Devices {
         bail!("the watch of the rules has ended")
     }
 
-    /// Deletes the node's GPUs, and the rules that are left of it.
+    /// Deletes the node's GPUs and the remaining rules for them.
     async fn remove(&self, node: &str) -> anyhow::Result<()> {
         self.slices.delete(node, &DeleteParams::default()).await?;
         for rule in self.rules.list(&ListParams::default()).await? {

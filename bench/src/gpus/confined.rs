@@ -1,8 +1,9 @@
-//! An agent of GPUs and the process that asks the driver, in cgroups of several sizes: the limit that their manifests
-//! name comes from here.
+//! An agent with GPUs and its GPU probe, in memory cgroups of several sizes: the source of the
+//! limit in their manifests.
 //!
-//! The fake library takes as much memory as NVIDIA's was seen to take. The executable is a fresh copy, none of
-//! it in memory: its pages count for the cgroup that reads them first.
+//! The fake library allocates as much memory as NVIDIA's was measured to. The executable is a
+//! fresh copy without pages in the page cache, because pages count for the cgroup that reads
+//! them first.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -17,16 +18,16 @@ use testkit::Launch;
 use super::{GPUS, SETTLE, children, listed, used, with_gpus};
 use crate::Args;
 
-/// The limits that are tried, in MiB; the last is that of `examples/kubernetes/agent-*.yaml`.
+/// Limits under test, in MiB; the last is that of `examples/kubernetes/agent-*.yaml`.
 pub(super) const LIMITS_MIB: [u64; 3] = [48, 64, 96];
-/// Memory that NVML and libcuda took for themselves in that process, beside a real H100 (driver 580, MiB).
+/// Memory that NVML and libcuda allocated in the probe with a real H100 (driver 580, MiB).
 const LIBRARY_MIB: usize = 15;
-/// Root of the cgroups of memory: of the first version, where it is in use.
+/// Mount points of the memory cgroups: version 1 first, if it is in use.
 const ROOTS: [&str; 2] = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"];
-/// Names of the limit's file, in both versions.
+/// File name of the limit, in both versions.
 const LIMITS: [&str; 2] = ["memory.limit_in_bytes", "memory.max"];
 
-/// Measures pages read back in, which an idle agent with room for what it needs does not have.
+/// Measures the pages that are read back from files. An idle agent with enough memory has none.
 pub(super) async fn run(args: &Args, limit: u64) -> anyhow::Result<Figure> {
     let group = Group::new(limit)?;
     let home = tempfile::tempdir()?;
@@ -85,7 +86,7 @@ pub(super) async fn run(args: &Args, limit: u64) -> anyhow::Result<Figure> {
     Ok(Figure::new(format!("gpus-8.confined-{limit}"), rate, "faults/s").note(note))
 }
 
-/// A cgroup with the limit; removed on drop, when its processes are gone.
+/// A cgroup with the limit. Dropping it waits for its processes to end, and removes it.
 struct Group(PathBuf);
 
 // === impl Group ===
@@ -107,19 +108,19 @@ impl Group {
         )
     }
 
-    /// Returns the number of pages that were read from a file so far.
+    /// Returns the number of pages read from files so far.
     fn faults(&self) -> anyhow::Result<u64> {
         self.stat(&["total_pgmajfault", "pgmajfault"])
     }
 
-    /// Returns the memory that no file has, in MiB.
+    /// Returns the anonymous memory, in MiB.
     #[allow(clippy::cast_precision_loss)] // Millions.
     fn own(&self) -> anyhow::Result<f64> {
         let bytes = self.stat(&["total_rss", "anon"])?;
         Ok(bytes as f64 / 1_048_576.0)
     }
 
-    /// Returns the value of the first of these names.
+    /// Returns the value of the first of these names that exists.
     fn stat(&self, names: &[&str]) -> anyhow::Result<u64> {
         let path = self.0.join("memory.stat");
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -139,7 +140,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Its processes may not be gone at once.
+        // The processes may take a moment to end.
         for _ in 0..50 {
             if fs::remove_dir(&self.0).is_ok() {
                 return;

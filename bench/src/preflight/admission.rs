@@ -1,7 +1,8 @@
-//! Questions of API servers, sent straight to the webhook over HTTPS at a fixed pace, and beside them probes of
-//! the same server.
+//! Admission requests sent straight to the webhook over HTTPS at a fixed rate, and readiness
+//! probes of the same server as a baseline.
 //!
-//! A question has its time whether the one before is answered or not, and its wait counts from then on.
+//! Each request has a scheduled time, independent of earlier responses, and its latency counts
+//! from then.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,26 +27,26 @@ use tokio_rustls::TlsConnector;
 
 use super::{NAME, PODS, Webhook, make_group, member};
 
-/// Questions per second, and the time for which they are asked.
+/// Admission requests per second, and for how long.
 const PACE: u32 = 1_000;
 const TIME: Duration = Duration::from_secs(60);
-/// The connections that share them, as an API server under a load has them.
+/// Connections that share them, as an API server under load opens.
 const CONNECTIONS: u32 = 50;
 /// Probes per second, and their connections.
 const PROBES: u32 = 100;
 const PROBE_CONNECTIONS: u32 = 5;
-/// Gangs whose pods are asked about.
+/// Gangs of the pods in the requests.
 const GANGS: u32 = 16;
 const SECRET: &str = "gpuwarden-webhook-tls";
 const BASELINE: &str = "GET /readyz";
 
-/// What a connection asks: its share of a pace.
+/// Share of the rate that one connection sends.
 #[derive(Clone)]
 struct Share {
     requests: Arc<Vec<Bytes>>,
-    /// The time from one question of this connection to its next.
+    /// Interval between two requests of this connection.
     every: Duration,
-    /// Its first question comes so long after the start.
+    /// Time of its first request, from the start.
     after: Duration,
     count: u32,
 }
@@ -81,7 +82,7 @@ pub(super) async fn run(webhook: &Webhook, client: &Client) -> anyhow::Result<Ve
     ])
 }
 
-/// Returns a question about a new pod of a gang.
+/// Returns an admission request for a new pod of a gang.
 fn question(number: u32) -> Bytes {
     let gang = format!("asked-{}", number % GANGS);
     let review = json!({
@@ -124,8 +125,8 @@ async fn trusting(client: &Client) -> anyhow::Result<TlsConnector> {
     Ok(Arc::new(config).into())
 }
 
-/// Asks at a pace over so many connections; without questions it asks for readiness. Returns how long each
-/// answer took, in ms.
+/// Sends requests at a fixed rate over `connections` connections; without admission requests,
+/// probes for readiness. Returns the latency of each response, in ms.
 async fn spread(
     port: u16,
     tls: &TlsConnector,
@@ -198,7 +199,7 @@ async fn ask(
         let answer = answer.into_body().collect().await?.to_bytes();
         took.push(due.elapsed().as_secs_f64() * 1_000.0);
         ensure!(status.is_success(), "{path} is answered by {status}");
-        // The answer to a question about a gang's pod changes it.
+        // The response for a pod of a gang holds a patch.
         if is_question && !answer.windows(9).any(|part| part == b"JSONPatch") {
             bail!("no checks: {}", String::from_utf8_lossy(&answer));
         }

@@ -1,5 +1,6 @@
-//! A check from its start to its end, beside the time of its tests: `nccl-loopback` with libraries that
-//! answer at once, reported to a gpuwarden of its node. The start of a container is not in it.
+//! Duration of a check process, compared with the duration of its tests: `nccl-loopback` with
+//! libraries that return at once, reporting to the gpuwarden of its node. The start of a
+//! container is not included.
 
 use std::fs;
 use std::process::Stdio;
@@ -15,7 +16,7 @@ use super::millis;
 use crate::mib;
 use crate::product;
 
-/// The number of checks.
+/// Number of checks to run.
 const CHECKS: usize = 50;
 const NODE: &str = "gpuwarden-bench-check";
 const BASELINE: &str = "--version";
@@ -60,7 +61,7 @@ pub(super) async fn run() -> anyhow::Result<Figure> {
     Ok(figure.beside(BASELINE, median(&bare)).note(note))
 }
 
-/// Returns the milliseconds that a command takes.
+/// Returns the duration of a command in milliseconds.
 async fn time(command: &mut Command) -> anyhow::Result<f64> {
     let began = Instant::now();
     let output = command
