@@ -1,5 +1,5 @@
-//! The seeds of a fuzz target, for the tests of the crate that the target feeds. What a target does
-//! with an input is in `bodies/`; the fuzzer builds the same files with flags of its own.
+//! Seeds of a fuzz target, for the tests of the crate under test. The bodies of the targets are
+//! in `bodies/`; the fuzzer builds the same files with its own flags.
 
 use std::{fs, path::Path};
 

@@ -1,15 +1,15 @@
-//! The codes that NVML answers with, by their names.
+//! Error codes of NVML, by name.
 
 use nvml_wrapper_sys::bindings as sys;
 
 pub(crate) const SUCCESS: u32 = sys::nvmlReturn_enum_NVML_SUCCESS;
 
-/// Declares the codes of errors, and the table of their names.
+/// Defines the error codes, and the table of their names.
 macro_rules! codes {
     ($($name:ident = $code:ident,)*) => {
         $(pub(crate) const $name: u32 = sys::$code;)*
 
-        /// The errors that a scenario can name; any other is written as a number.
+        /// Errors that a scenario may name; others are written as a number.
         pub(crate) const NAMED: &[(&str, u32)] = &[
             $((concat!("NVML_ERROR_", stringify!($name)), $name)),*
         ];

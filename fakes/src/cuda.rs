@@ -1,5 +1,6 @@
-//! The functions of the CUDA runtime that gpuwarden calls, as `cuda_runtime_api.h` of CUDA 13 declares
-//! them. Devices are the GPUs of the scenario; [`work`] keeps their memory and the time of their work.
+//! Functions of the CUDA runtime that gpuwarden calls, as declared in `cuda_runtime_api.h` of
+//! CUDA 13. Devices are the GPUs of the scenario; [`work`] holds their memory and the time of
+//! their work.
 
 #![allow(unsafe_code, reason = "exports the functions of a C library")]
 #![allow(non_snake_case, reason = "the names of cuda_runtime_api.h")]
@@ -17,24 +18,24 @@ use crate::scenario::{FakeGpu, Scenario};
 use work::{Event, Memory, Progress, Stream, work};
 
 const OK: u32 = 0;
-/// `cudaErrorInvalidValue`.
+/// Error code `cudaErrorInvalidValue`, as in CUDA 13.
 const INVALID_VALUE: u32 = 1;
-/// `cudaErrorMemoryAllocation`.
+/// Error code `cudaErrorMemoryAllocation`, as in CUDA 13.
 const NO_MEMORY: u32 = 2;
-/// `cudaErrorNoDevice`.
+/// Error code `cudaErrorNoDevice`, as in CUDA 13.
 const NO_DEVICE: u32 = 100;
-/// `cudaErrorInvalidDevice`.
+/// Error code `cudaErrorInvalidDevice`, as in CUDA 13.
 const INVALID_DEVICE: u32 = 101;
-/// `cudaErrorInvalidResourceHandle`.
+/// Error code `cudaErrorInvalidResourceHandle`, as in CUDA 13.
 const INVALID_HANDLE: u32 = 400;
-/// `cudaErrorNotReady`.
+/// Error code `cudaErrorNotReady`, as in CUDA 13.
 const NOT_READY: u32 = 600;
-/// `cudaErrorUnknown`, so calls answer for a GPU that is lost.
+/// Value of `cudaErrorUnknown`, the result of calls for a lost GPU.
 const UNKNOWN: u32 = 999;
 /// A copy within a device (`cudaMemcpyDeviceToDevice`).
 const WITHIN_DEVICE: c_uint = 3;
 
-/// The codes that have a name and a text.
+/// Error codes with their names and texts.
 const ERRORS: [(u32, &CStr, &CStr); 9] = [
     (OK, c"cudaSuccess", c"no error"),
     (INVALID_VALUE, c"cudaErrorInvalidValue", c"invalid argument"),
@@ -64,13 +65,13 @@ const ERRORS: [(u32, &CStr, &CStr); 9] = [
 ];
 
 thread_local! {
-    /// The number of the device of this thread.
+    /// Number of the device that this thread has selected.
     static SELECTED: Cell<usize> = const { Cell::new(0) };
-    /// The last error of this thread.
+    /// Last error of this thread.
     static LAST: Cell<u32> = const { Cell::new(OK) };
 }
 
-/// Answers a call, and remembers where it fails.
+/// Runs a call, and stores its error for `cudaGetLastError`.
 fn answer(call: &str, tell: impl FnOnce(&Scenario) -> Result<(), u32>) -> u32 {
     let scenario = current();
     let code = match scenario.calls.get(call) {
@@ -83,7 +84,7 @@ fn answer(call: &str, tell: impl FnOnce(&Scenario) -> Result<(), u32>) -> u32 {
     code
 }
 
-/// Answers a call about a device.
+/// Runs a call about a device.
 fn of_device(call: &str, number: usize, tell: impl FnOnce(&FakeGpu) -> Result<(), u32>) -> u32 {
     answer(call, |scenario| {
         let gpu = gpu(scenario, number).ok_or(INVALID_DEVICE)?;
@@ -98,33 +99,33 @@ fn of_device(call: &str, number: usize, tell: impl FnOnce(&FakeGpu) -> Result<()
     })
 }
 
-/// Returns the GPU that is the device with a number.
+/// Returns the GPU with this device number.
 fn gpu(scenario: &Scenario, number: usize) -> Option<FakeGpu> {
     let counted = scenario.counted();
     counted.get(number).map(|index| scenario.gpu(*index))
 }
 
-/// Returns the index of the GPU of this thread's device.
+/// Returns the index of the GPU that this thread has selected.
 pub(crate) fn selected(scenario: &Scenario) -> Option<u32> {
     scenario.counted().get(SELECTED.get()).copied()
 }
 
-/// Returns a number of a device that is none where it is below zero.
+/// Converts a device number. A negative one becomes a number that no device has.
 fn device(number: c_int) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// Writes an answer.
+/// Writes a result through a pointer.
 fn write<T>(to: *mut T, value: T) -> Result<(), u32> {
     if to.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: The caller of a function of CUDA passes a pointer to such a value.
+    // SAFETY: The caller of a CUDA function passes a pointer to a value of this type.
     unsafe { to.write(value) };
     Ok(())
 }
 
-/// Returns a PCI address as CUDA has it, without the first half of NVML's domain.
+/// Returns a PCI address in CUDA's form: with the low four digits of NVML's domain.
 fn pci(gpu: &FakeGpu) -> String {
     let pci = gpu.pci();
     let (domain, rest) = pci.split_once(':').unwrap_or(("0", &pci));
@@ -170,7 +171,7 @@ extern "C" fn cudaDeviceGetPCIBusId(text: *mut c_char, length: c_int, number: c_
         if text.is_null() || device(length) <= pci.len() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: The caller passes as much room as it says.
+        // SAFETY: The caller passes as much room as its length argument says.
         unsafe {
             text.copy_from_nonoverlapping(pci.as_ptr().cast(), pci.len());
             text.add(pci.len()).write(0);
@@ -185,7 +186,7 @@ extern "C" fn cudaDeviceGetByPCIBusId(number: *mut c_int, text: *const c_char) -
         if text.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: A text of the caller, closed by a zero.
+        // SAFETY: The caller passes a NUL-terminated string.
         let wanted = unsafe { CStr::from_ptr(text) }.to_string_lossy();
         let wanted = wanted.to_ascii_lowercase();
         let mut devices = scenario.counted().into_iter();
@@ -238,7 +239,7 @@ extern "C" fn cudaMemcpy(to: usize, from: usize, bytes: usize, kind: c_uint) -> 
             return Err(INVALID_VALUE);
         }
         match kind {
-            // SAFETY: The caller's memory is as long as it says.
+            // SAFETY: The caller's memory is as long as its length argument says.
             1 => memory.write(unsafe { slice::from_raw_parts(from as *const u8, bytes) }),
             // SAFETY: As above.
             2 => memory.read(unsafe { slice::from_raw_parts_mut(to as *mut u8, bytes) }),
@@ -276,7 +277,7 @@ extern "C" fn cudaMemcpyAsync(
         if scenario.gpu(gpu).corrupts {
             target.corrupt();
         }
-        // Each byte is read and written.
+        // Each byte is read once and written once.
         let seconds = bytes as f64 * 2.0 / (scenario.cuda.memory_bandwidth_gb_s * 1e9);
         work.occupy(&[(stream, 0)], Duration::try_from_secs_f64(seconds).ok());
         Ok(())
@@ -290,7 +291,7 @@ extern "C" fn cudaStreamCreateWithFlags(stream: *mut usize, _flags: c_uint) -> u
     })
 }
 
-/// Returns the progress of a stream.
+/// Returns the progress of a stream's work.
 fn progress(stream: usize) -> Result<Progress, u32> {
     let work = work();
     let stream = work.streams.get(&stream).ok_or(INVALID_HANDLE)?;

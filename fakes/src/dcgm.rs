@@ -1,5 +1,6 @@
-//! The functions of DCGM that gpuwarden calls, as `dcgm_agent.h` of DCGM 4 declares them, answered
-//! from the scenario beside this library. There is no host engine: to connect is to read it.
+//! Functions of DCGM that gpuwarden calls, as declared in `dcgm_agent.h` of DCGM 4, answered
+//! from the scenario beside this library. There is no host engine: connecting reads the
+//! scenario.
 
 #![allow(unsafe_code, reason = "exports the functions of a C library")]
 #![allow(non_snake_case, reason = "the names of dcgm_agent.h")]
@@ -13,17 +14,17 @@ use crate::scenario::{FakeDcgm, FakeIncident, Scenario};
 const OK: c_int = 0;
 const BAD_PARAMETER: c_int = -1;
 const VER_MISMATCH: c_int = -12;
-/// The kinds of devices: none, GPUs and switches.
+/// Kinds of entities: none, GPUs and switches.
 const NONE: c_uint = 0;
 const GPU: c_uint = 1;
 const SWITCH: c_uint = 3;
-/// The handle of every connection and of every group.
+/// Handle of every connection and of every group.
 const ONE: usize = 1;
-/// Bytes of a value of a field, and where it has what.
+/// Size of a field value in bytes, and the offset of the value in it.
 const VALUE: usize = 4128;
 const VALUE_OF: usize = 32;
 
-/// Answers a call.
+/// Runs a call, unless the scenario replaces it.
 fn answer(call: &str, answer: impl FnOnce(&Scenario) -> c_int) -> c_int {
     let scenario = current();
     match scenario.calls.get(call) {
@@ -32,16 +33,16 @@ fn answer(call: &str, answer: impl FnOnce(&Scenario) -> c_int) -> c_int {
     }
 }
 
-/// Writes a value at so many bytes behind a pointer.
+/// Writes a value at an offset in bytes behind a pointer.
 fn write<T>(at: *mut c_void, offset: usize, value: T) {
-    // SAFETY: The caller of a function of DCGM passes a pointer to such a structure.
+    // SAFETY: The caller of a DCGM function passes a pointer to a structure with this field.
     unsafe { at.byte_add(offset).cast::<T>().write_unaligned(value) };
 }
 
-/// Writes a text with its zero, cut to the room that there is.
+/// Writes a NUL-terminated text, cut to the available room.
 fn write_text(at: *mut c_void, offset: usize, room: usize, text: &str) {
     let length = text.len().min(room.saturating_sub(1));
-    // SAFETY: As above, and the room is that of the structure.
+    // SAFETY: As above, and `room` is the size of the field.
     unsafe {
         let at = at.byte_add(offset).cast::<u8>();
         at.copy_from_nonoverlapping(text.as_ptr(), length);
@@ -49,13 +50,13 @@ fn write_text(at: *mut c_void, offset: usize, room: usize, text: &str) {
     }
 }
 
-/// Returns the version that a structure says that it has.
+/// Returns the version field of a structure.
 fn version_of(at: *const c_void) -> u32 {
-    // SAFETY: As above; all structures with a version begin with it.
+    // SAFETY: As above; the version is the first field of each versioned structure.
     unsafe { at.cast::<u32>().read() }
 }
 
-/// Returns the version of a structure of so many bytes.
+/// Returns the version word of a structure: its size in bytes and its number.
 fn version(bytes: usize, number: u32) -> u32 {
     u32::try_from(bytes).unwrap_or_default() | number << 24
 }
@@ -83,7 +84,7 @@ extern "C" fn dcgmConnect_v2(
         if version_of(params) != version(16, 2) {
             return VER_MISMATCH;
         }
-        // SAFETY: A text of the caller, closed by a zero.
+        // SAFETY: The caller passes a NUL-terminated string.
         if unsafe { CStr::from_ptr(address) }.is_empty() {
             return BAD_PARAMETER;
         }
@@ -97,7 +98,7 @@ extern "C" fn dcgmDisconnect(handle: usize) -> c_int {
     of_connection("dcgmDisconnect", handle, |_| OK)
 }
 
-/// Answers a call by a connection.
+/// Runs a call for a connection.
 fn of_connection(call: &str, handle: usize, tell: impl FnOnce(&Scenario) -> c_int) -> c_int {
     answer(call, |scenario| {
         if handle == ONE {
@@ -108,7 +109,7 @@ fn of_connection(call: &str, handle: usize, tell: impl FnOnce(&Scenario) -> c_in
     })
 }
 
-/// Answers a call about a group.
+/// Runs a call for a group.
 fn of_group(call: &str, handles: [usize; 2], tell: impl FnOnce(&Scenario) -> c_int) -> c_int {
     let [connection, group] = handles;
     of_connection(call, connection, |scenario| {
@@ -202,7 +203,7 @@ extern "C" fn dcgmHealthCheck(handle: usize, group: usize, answer: *mut c_void) 
     })
 }
 
-/// Writes an incident.
+/// Writes an incident into a response.
 fn tell(answer: *mut c_void, at: usize, dcgm: &FakeDcgm, incident: &FakeIncident) {
     let text = dcgm.text_bytes as usize;
     let (kind, id) = match incident.switch {
@@ -231,11 +232,11 @@ extern "C" fn dcgmEntitiesGetLatestValues(
     of_connection("dcgmEntitiesGetLatestValues", handle, |scenario| {
         let mut offset = 0;
         for entity in 0..entity_count as usize {
-            // SAFETY: The caller passes as many devices as it says.
+            // SAFETY: The caller passes as many entities as its count argument says.
             let [kind, id] = unsafe { entities.add(entity).read() };
             let gpu = scenario.gpu(id);
             for field in 0..field_count as usize {
-                // SAFETY: And as many fields.
+                // SAFETY: The caller passes as many fields as its count argument says.
                 let field = unsafe { fields.add(field).read() };
                 write(values, offset, version(VALUE, 2));
                 write(values, offset + 4, kind);

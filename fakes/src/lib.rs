@@ -1,9 +1,10 @@
-//! Fakes of NVIDIA's libraries, for tests and for trying gpuwarden out: of NVML and DCGM, which tell about
-//! GPUs, and of the CUDA runtime and NCCL, which have them work.
+//! Fakes of NVIDIA's libraries, for tests and for trying gpuwarden without GPUs: NVML and DCGM,
+//! which report on GPUs, and the CUDA runtime and NCCL, which run work on them.
 //!
-//! The crate is built twice. As a shared library it exports the functions of all, and is loaded by
-//! the very path on which NVIDIA's are; it tells of the GPUs in the file [`SCENARIO`] beside it, and
-//! reads that file again when it changes. As a Rust library it makes such directories: [`install`].
+//! The crate is built twice. As a shared library it exports the functions of all four, and is
+//! loaded under the names of NVIDIA's. It reports the GPUs of the file [`SCENARIO`] beside it,
+//! and reads that file again when it changes. As a Rust library it creates such directories:
+//! [`install`].
 
 mod code;
 mod cuda;
@@ -23,60 +24,61 @@ pub use scenario::{
     FakePartition, Scenario,
 };
 
-/// The directory of the fake that a gpuwarden shows, in its data directory.
+/// Directory of the fake libraries, in gpuwarden's data directory.
 pub const DIRECTORY: &str = "fake-gpus";
-/// The file that says what the fake tells, in the directory of the library.
+/// File name of the scenario, in the directory of the library.
 pub const SCENARIO: &str = "gpus.toml";
-/// The name of the library, as drivers install it.
+/// File name of NVML, as drivers install it.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
-/// The name of DCGM's library, as its packages install it.
+/// File name of DCGM, as its packages install it.
 pub const DCGM_LIBRARY: &str = "libdcgm.so.4";
-/// The name of the CUDA runtime, as its packages install it.
+/// File name of the CUDA runtime, as its packages install it.
 pub const CUDA_LIBRARY: &str = "libcudart.so.13";
-/// The name of NCCL's library, as its packages install it. It is the same file as the CUDA runtime, so that
-/// it knows what that gives out.
+/// File name of NCCL, as its packages install it. The library is the same file as the CUDA
+/// runtime's, because it uses the runtime's streams and memory.
 pub const NCCL_LIBRARY: &str = "libnccl.so.2";
-/// The file with the number of events that were told, in the directory of the library.
+/// File with the number of events already reported, in the directory of the library.
 const TOLD: &str = "gpus.told";
-/// The name of the library, as cargo builds it.
+/// File name of the library, as cargo builds it.
 pub const BUILT: &str = "libgpuwarden_fakes.so";
 
-/// A scenario that cannot be used, or a directory that cannot be made.
+/// An invalid scenario, or a failure to create a directory.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The text is no scenario; the cause has line and column.
+    /// The text is not a valid scenario. The message has the line and the column.
     #[error("{} is no scenario of fake GPUs: {what}", file.display())]
     Scenario {
-        /// The file.
+        /// Path of the scenario.
         file: PathBuf,
-        /// The trouble with the file.
+        /// Reason why the scenario is invalid.
         what: String,
     },
     /// A file cannot be read or written.
     #[error("cannot use {}", file.display())]
     File {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
-        /// The error of the system.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The library is nowhere near the program.
+    /// The fake library is not in the directory of the program.
     #[error(
         "the library of fake GPUs, {BUILT}, is not beside {}; `cargo build` puts it there, and an \
          installed gpuwarden needs it copied beside the program",
         program.display()
     )]
     NoLibrary {
-        /// The program that runs.
+        /// Path of the running program.
         program: PathBuf,
     },
 }
 
-/// Puts the fake libraries and a scenario into a directory, and tells its events from the first on;
-/// returns the path of NVML's. The others are beside it.
+/// Installs the fake libraries and a scenario in a directory, and resets the count of reported
+/// events. Returns the path of NVML; the others are beside it.
 ///
-/// Each directory gets copies: a library that is loaded from two places is two, with a state each.
+/// Each directory gets copies: a library that is loaded from two paths is loaded twice, with
+/// separate state.
 pub fn install(directory: &Path, scenario: &Scenario) -> Result<PathBuf, Error> {
     let built = built()?;
     let library = directory.join(LIBRARY);
@@ -98,35 +100,35 @@ pub fn install(directory: &Path, scenario: &Scenario) -> Result<PathBuf, Error> 
     Ok(library)
 }
 
-/// Copies the library. A program that has the old one loaded keeps it.
+/// Copies the library. A program that has loaded the old one keeps it.
 fn put(built: &Path, directory: &Path, name: &str) -> io::Result<()> {
     let new = directory.join(format!("{name}.{}", process::id()));
     fs::copy(built, &new)?;
     fs::rename(&new, directory.join(name))
 }
 
-/// Gives the copy that is NVML another name.
+/// Links another name to the copy of NVML.
 fn link(directory: &Path, name: &str) -> io::Result<()> {
     let new = directory.join(format!("{name}.{}", process::id()));
     symlink(LIBRARY, &new)?;
     fs::rename(&new, directory.join(name))
 }
 
-/// Writes a scenario for the library in a directory, which takes it up with the next call.
+/// Writes a scenario into a directory. The library reads it at the next call.
 pub fn write(directory: &Path, scenario: &Scenario) -> Result<(), Error> {
     let file = directory.join(SCENARIO);
     let text = scenario.to_toml().map_err(|what| Error::Scenario {
         file: file.clone(),
         what,
     })?;
-    // The library never sees half a file.
+    // Renamed into place, so that the library does not read half a file.
     let new = directory.join(format!("{SCENARIO}.{}", process::id()));
     fs::write(&new, text)
         .and_then(|()| fs::rename(&new, &file))
         .map_err(|source| Error::File { file, source })
 }
 
-/// Reads a scenario.
+/// Reads and checks a scenario.
 pub fn read(file: &Path) -> Result<Scenario, Error> {
     let text = fs::read_to_string(file).map_err(|source| Error::File {
         file: file.to_owned(),
@@ -138,8 +140,8 @@ pub fn read(file: &Path) -> Result<Scenario, Error> {
     })
 }
 
-/// Has the library in a directory tell of an XID on a GPU: the event is put behind the text of its
-/// scenario, unless that would be none any more.
+/// Makes the library in a directory report an XID on a GPU, by appending the event to its
+/// scenario. Fails if the result would be invalid.
 pub fn tell_xid(directory: &Path, gpu: u32, xid: u32) -> Result<(), Error> {
     let file = directory.join(SCENARIO);
     let failed = |source| Error::File {
@@ -156,7 +158,7 @@ pub fn tell_xid(directory: &Path, gpu: u32, xid: u32) -> Result<(), Error> {
     opened.write_all(event.as_bytes()).map_err(failed)
 }
 
-/// Returns the built library: cargo puts it beside the programs, or into `deps` there.
+/// Returns the path of the built library: beside the program, or in `deps` there.
 fn built() -> Result<PathBuf, Error> {
     let program = env::current_exe().map_err(|source| Error::File {
         file: PathBuf::from("/proc/self/exe"),

@@ -1,6 +1,6 @@
-//! The functions of NCCL that gpuwarden calls, as `nccl.h` declares them. An all-reduce takes the time that
-//! its bytes take at the bandwidth of the scenario, the slowest one where ranks are in several processes,
-//! which meet by [`exchange`].
+//! Functions of NCCL that gpuwarden calls, as declared in `nccl.h`. An all-reduce takes as long
+//! as its bytes need at the bandwidth of the scenario. Ranks in several processes meet through
+//! [`exchange`], and the lowest bandwidth counts.
 
 #![allow(unsafe_code, reason = "exports the functions of a C library")]
 #![allow(non_snake_case, reason = "the names of nccl.h")]
@@ -26,7 +26,7 @@ const INVALID_ARGUMENT: u32 = 4;
 const INVALID_USAGE: u32 = 5;
 const REMOTE_ERROR: u32 = 6;
 
-/// The texts of the codes, in their order from 0 on.
+/// Texts of the codes, from code 0 on.
 const TEXTS: [&CStr; 8] = [
     c"no error",
     c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
@@ -37,20 +37,20 @@ const TEXTS: [&CStr; 8] = [
     c"remote process exited or there was a network error",
     c"NCCL operation in progress",
 ];
-/// Numbers of 32 bits with a point (`ncclFloat32`).
+/// Type number of 32-bit floating-point numbers (`ncclFloat32`).
 const FLOAT32: c_uint = 7;
-/// Bytes of a number of each type, by its number.
+/// Size of each type in bytes, by its number.
 const TYPE_BYTES: [usize; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
 
-/// Bytes that are reckoned of a reduction where nothing was written.
+/// Number of bytes that a reduction computes at least, if less was written.
 const LEAST_RECKONED: usize = 1 << 20;
 
-/// The name of a group (`ncclUniqueId`).
+/// Id of a communicator (`ncclUniqueId`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Id([u8; 128]);
 
-/// A call that waits for the end of its group.
+/// A call that is deferred to the end of its group.
 #[derive(Clone, Copy)]
 enum Call {
     Join {
@@ -63,7 +63,7 @@ enum Call {
     Reduce(Reduce),
 }
 
-/// The part of a rank in an all-reduce.
+/// Part of a rank in an all-reduce.
 #[derive(Clone, Copy)]
 struct Reduce {
     rank: usize,
@@ -75,14 +75,14 @@ struct Reduce {
     stream: usize,
 }
 
-/// An error: its code, and what it is about.
+/// Code and text of an error.
 type Failure = (u32, &'static CStr);
 
 thread_local! {
-    /// The number of groups that are begun.
+    /// Number of groups that are open, by `ncclGroupStart`.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
     static CALLS: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
-    /// What the last error was about.
+    /// Text of the last error.
     static LAST: Cell<&'static CStr> = const { Cell::new(c"") };
 }
 
@@ -100,17 +100,17 @@ fn answer(call: &str, tell: impl FnOnce(&Scenario) -> Result<(), Failure>) -> u3
     }
 }
 
-/// Writes an answer.
+/// Writes a result through a pointer.
 fn write<T>(to: *mut T, value: T) -> Result<(), Failure> {
     if to.is_null() {
         return Err((INVALID_ARGUMENT, c"a pointer is null"));
     }
-    // SAFETY: The caller of a function of NCCL passes a pointer to such a value.
+    // SAFETY: The caller of an NCCL function passes a pointer to a value of this type.
     unsafe { to.write(value) };
     Ok(())
 }
 
-/// Makes a call now, or with the others of its group.
+/// Makes a call, or defers it to the end of the open group.
 fn make(scenario: &Scenario, call: Call) -> Result<(), Failure> {
     CALLS.with_borrow_mut(|calls| calls.push(call));
     if DEPTH.get() == 0 {
@@ -119,7 +119,7 @@ fn make(scenario: &Scenario, call: Call) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the calls that have waited.
+/// Makes the deferred calls.
 fn make_all(scenario: &Scenario) -> Result<(), Failure> {
     let calls = CALLS.take();
     let mut work = work();
@@ -171,7 +171,7 @@ fn group(work: &Work, rank: usize) -> Result<[u8; 128], Failure> {
     Ok(known.group)
 }
 
-/// Does an all-reduce of a group, of which these are the parts in this process.
+/// Runs an all-reduce of a communicator with the parts of this process.
 #[allow(
     clippy::cast_precision_loss,
     reason = "bytes and ranks are far below what a number with a point holds"
@@ -184,7 +184,7 @@ fn all_reduce(work: &mut Work, scenario: &Scenario, parts: &[Reduce]) -> Result<
     let here = work.ranks.values().filter(|rank| rank.group == group);
     let ranks = here.clone().map(|rank| rank.ranks).max().unwrap_or(1);
     if here.count() != parts.len() {
-        // The real one waits for it for ever.
+        // The real library waits forever for that rank.
         return Err((INVALID_USAGE, c"a rank of this process does not take part"));
     }
     let same = |part: &Reduce| (part.numbers, part.kind, part.operation);
@@ -230,7 +230,7 @@ fn all_reduce(work: &mut Work, scenario: &Scenario, parts: &[Reduce]) -> Result<
     }
     tell(work, scenario, parts, &whole);
     let ranks = f64::from(ranks);
-    // Each GPU sends and receives so many times what it brings; one alone copies it.
+    // Each GPU sends and receives this multiple of its buffer. A single GPU copies it.
     let times = if ranks > 1.0 {
         2.0 * (ranks - 1.0) / ranks
     } else {
@@ -242,7 +242,7 @@ fn all_reduce(work: &mut Work, scenario: &Scenario, parts: &[Reduce]) -> Result<
     Ok(())
 }
 
-/// Returns the bandwidth in this process.
+/// Returns the bandwidth of this process.
 fn bandwidth(nccl: &FakeNccl) -> f64 {
     if let Some(gb_s) = nccl.bandwidth_with_topology_gb_s.filter(|_| has_topology()) {
         return gb_s;
@@ -252,18 +252,18 @@ fn bandwidth(nccl: &FakeNccl) -> f64 {
     slowed.map_or(nccl.bandwidth_gb_s, |(_, gb_s)| *gb_s)
 }
 
-/// Returns whether there is a topology file.
+/// Returns true if `NCCL_TOPO_FILE` names a topology file.
 fn has_topology() -> bool {
     let file = std::env::var_os("NCCL_TOPO_FILE");
     let text = file.and_then(|file| std::fs::read_to_string(file).ok());
     text.is_some_and(|text| text.starts_with("<system version=\"1\""))
 }
 
-/// Reduces the numbers that are kept in this process.
+/// Reduces the stored numbers of this process.
 fn reckon(work: &Work, parts: &[Reduce]) -> Vec<f32> {
     let kept = parts.iter().filter_map(|part| work.memory.get(&part.send));
     let kept = kept.map(Memory::kept).max().unwrap_or_default();
-    // Behind what was written all is alike; a little of it is reckoned.
+    // The bytes behind the written ones are all equal: it is enough to compute a few.
     let bytes = (first_numbers(parts) * 4).min(kept.max(LEAST_RECKONED));
     let mut result: Vec<f32> = Vec::new();
     for part in parts {
@@ -321,7 +321,7 @@ extern "C" fn ncclGetUniqueId(id: *mut Id) -> u32 {
         let path = directory().join(format!("nccl-{random:016x}"));
         let mut name = [0; 128];
         let text = path.as_os_str().as_bytes();
-        // A path that is too long is none of a socket either.
+        // A path that is too long is not valid for a socket either.
         exchange::listen(&path)
             .map_err(|_| (SYSTEM_ERROR, c"nobody can listen beside this library"))?;
         for (into, byte) in name.iter_mut().zip(text) {

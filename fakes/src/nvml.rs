@@ -1,5 +1,5 @@
-//! The functions of NVML that gpuwarden calls, as `nvml.h` of CUDA 13 declares them, answered from
-//! the scenario beside this library.
+//! Functions of NVML that gpuwarden calls, as declared in `nvml.h` of CUDA 13, answered from the
+//! scenario beside this library.
 
 #![allow(unsafe_code, reason = "exports the functions of a C library")]
 #![allow(non_snake_case, reason = "the names of nvml.h")]
@@ -19,15 +19,15 @@ use crate::scenario::{Behaviour, FakeGpu, FakePartition, Scenario};
 pub(crate) use state::{current, directory};
 use state::{is_open, set_open};
 
-/// The signal of a segmentation fault.
+/// Signal of a segmentation fault.
 const SIGSEGV: c_int = 11;
 
 unsafe extern "C" {
     fn raise(signal: c_int) -> c_int;
 }
 
-/// A device, as programs hold it: the index of its GPU plus one, and a partition's number plus one
-/// above that.
+/// Handle of a device: the index of its GPU plus one and, in the bits above, the number of its
+/// partition plus one.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 struct Handle(usize);
@@ -41,7 +41,7 @@ enum Device<'a> {
 // === impl Handle ===
 
 impl Handle {
-    /// Bits of the index of a GPU.
+    /// Number of bits for the index of a GPU.
     const GPU_BITS: u32 = 16;
 
     fn of_gpu(index: u32) -> Self {
@@ -62,7 +62,7 @@ impl Handle {
     }
 }
 
-/// Answers a call about the whole machine.
+/// Runs a call about the whole machine.
 fn of_system(call: &str, answer: impl FnOnce(&Scenario) -> u32) -> u32 {
     let scenario = current();
     if let Some(behaviour) = scenario.calls.get(call) {
@@ -75,7 +75,7 @@ fn of_system(call: &str, answer: impl FnOnce(&Scenario) -> u32) -> u32 {
     }
 }
 
-/// Answers a call about a device.
+/// Runs a call about a device.
 fn of_device(call: &str, handle: Handle, answer: impl FnOnce(Device<'_>, &Scenario) -> u32) -> u32 {
     of_system(call, |scenario| {
         let Some(index) = handle.gpu().filter(|index| *index < scenario.gpus) else {
@@ -98,7 +98,7 @@ fn of_device(call: &str, handle: Handle, answer: impl FnOnce(Device<'_>, &Scenar
     })
 }
 
-/// Answers a call about a GPU that partitions do not support.
+/// Runs a call about a GPU that partitions do not support.
 fn of_gpu(call: &str, handle: Handle, answer: impl FnOnce(&FakeGpu) -> u32) -> u32 {
     of_device(call, handle, |device, _| match device {
         Device::Gpu(gpu) => answer(gpu),
@@ -106,7 +106,7 @@ fn of_gpu(call: &str, handle: Handle, answer: impl FnOnce(&FakeGpu) -> u32) -> u
     })
 }
 
-/// Does what a scenario says instead of a function's work.
+/// Applies the behaviour that a scenario sets for a function.
 pub(crate) fn behave(behaviour: &Behaviour) -> u32 {
     match behaviour {
         Behaviour::Code(code) => *code,
@@ -114,28 +114,29 @@ pub(crate) fn behave(behaviour: &Behaviour) -> u32 {
             thread::sleep(Duration::from_secs(3600));
         },
         Behaviour::Segfault => loop {
-            // SAFETY: Takes a number only. The first may only take Rust's own handler away.
+            // SAFETY: The argument is a number. The first signal may only remove Rust's own
+            // handler.
             unsafe { raise(SIGSEGV) };
         },
     }
 }
 
-/// Writes an answer.
+/// Writes a result through a pointer.
 fn write<T>(to: *mut T, value: T) -> u32 {
     if to.is_null() {
         return code::INVALID_ARGUMENT;
     }
-    // SAFETY: The caller of a function of NVML passes a pointer to such a value.
+    // SAFETY: The caller of an NVML function passes a pointer to a value of this type.
     unsafe { to.write(value) };
     code::SUCCESS
 }
 
-/// Writes a text with its zero, where it has room.
+/// Writes a NUL-terminated text, if there is room for it.
 fn write_text(to: *mut c_char, length: c_uint, text: &str) -> u32 {
     if text.len() >= length as usize {
         return code::INSUFFICIENT_SIZE;
     }
-    // SAFETY: The caller of a function of NVML passes as much room as it says.
+    // SAFETY: The caller of an NVML function passes as much room as its length argument says.
     unsafe {
         to.copy_from_nonoverlapping(text.as_ptr().cast(), text.len());
         to.add(text.len()).write(0);
@@ -143,21 +144,22 @@ fn write_text(to: *mut c_char, length: c_uint, text: &str) -> u32 {
     code::SUCCESS
 }
 
-/// Returns the structure at a pointer, if its first field says that it has this version.
+/// Returns the structure behind a pointer, if its version field has this version.
 fn versioned<'a, T>(at: *mut T, number: u32) -> Result<&'a mut T, u32> {
     if at.is_null() {
         return Err(code::INVALID_ARGUMENT);
     }
     let expected = u32::try_from(size_of::<T>()).unwrap_or(0) | number << 24;
-    // SAFETY: All structures with a version begin with it, and the caller passes one of them.
+    // SAFETY: The version is the first field of each versioned structure, and the caller passes
+    // one.
     if unsafe { at.cast::<u32>().read() } != expected {
         return Err(code::ARGUMENT_VERSION_MISMATCH);
     }
-    // SAFETY: Its version says that it is this one.
+    // SAFETY: The version has been checked.
     Ok(unsafe { &mut *at })
 }
 
-/// Fills a structure, if it was one that is known.
+/// Fills a structure, or returns the error for an unknown version.
 fn tell<T>(structure: Result<&mut T, u32>, fill: impl FnOnce(&mut T)) -> u32 {
     match structure {
         Ok(structure) => {
@@ -168,7 +170,7 @@ fn tell<T>(structure: Result<&mut T, u32>, fill: impl FnOnce(&mut T)) -> u32 {
     }
 }
 
-/// Returns a text in an array with zeros behind it, cut to leave one.
+/// Returns a text as a NUL-terminated array, cut to its size.
 fn array<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
     let room = N.saturating_sub(1);
@@ -178,7 +180,7 @@ fn array<const N: usize>(text: &str) -> [c_char; N] {
     array
 }
 
-/// Initialises the library.
+/// Initialises the library for `call`.
 fn open(call: &str) -> u32 {
     let scenario = current();
     if let Some(behaviour) = scenario.calls.get(call) {
@@ -189,7 +191,7 @@ fn open(call: &str) -> u32 {
     code::SUCCESS
 }
 
-/// Takes memory, written to, and keeps it.
+/// Allocates and writes memory, and keeps it allocated.
 fn take_memory(mib: usize) {
     static TAKEN: Mutex<Vec<u8>> = Mutex::new(Vec::new());
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -201,7 +203,7 @@ extern "C" fn nvmlInit_v2() -> u32 {
     open("nvmlInit_v2")
 }
 
-/// So NVIDIA's bindings for Python begin.
+/// NVIDIA's Python bindings initialise the library with this function.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInitWithFlags(_: c_uint) -> u32 {
     open("nvmlInitWithFlags")

@@ -1,4 +1,4 @@
-//! What the fake tells: a number of healthy H100s, and what is different from that.
+//! Scenario of the fakes: a number of healthy H100s, and the differences from that.
 //!
 //! ```toml
 //! gpus = 8
@@ -33,159 +33,157 @@ use serde::{Deserialize, Serialize};
 
 use crate::code;
 
-/// Most GPUs of a scenario.
+/// Largest number of GPUs in a scenario.
 const MAX_GPUS: u32 = 64;
-/// Most links of a GPU.
+/// Largest number of links of a GPU.
 pub(crate) const MAX_LINKS: u32 = 18;
-/// Most partitions of a GPU.
+/// Largest number of partitions of a GPU.
 pub(crate) const MAX_PARTITIONS: usize = 64;
 
-/// All that a fake driver tells.
+/// State of a fake machine: its driver, its GPUs, DCGM, CUDA and NCCL.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Scenario {
-    /// The number of GPUs; all are healthy but for those below.
+    /// Number of GPUs. GPUs that are not listed in `gpu` are healthy.
     pub gpus: u32,
-    /// Memory that the library takes for itself once it is initialised, in MiB.
+    /// Memory that the library allocates on initialisation, in MiB.
     pub library_mib: usize,
     /// Version of the driver.
     pub driver_version: String,
-    /// Version of CUDA, as NVML tells it: 13000 is 13.0.
+    /// Version of CUDA in NVML's form: 13000 is 13.0.
     pub cuda_version: i32,
-    /// The newest structure for the fabric that the driver knows: 1, 2, 3 or 4.
+    /// Newest version of the fabric structure that the driver supports: 1, 2, 3 or 4.
     pub fabric_version: u32,
-    /// The numbers of field values that the driver does not know.
+    /// Field ids that the driver does not support.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub unknown_fields: BTreeSet<u32>,
-    /// The behaviour of functions instead of their work, by their names.
+    /// Behaviour that replaces functions, by their names.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub calls: BTreeMap<String, Behaviour>,
-    /// The GPUs that differ from a healthy one.
+    /// GPUs that differ from a healthy one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<FakeGpu>,
-    /// The events, in order. Each is told once; one that is added is told at once.
+    /// Events, in order. Each is reported once; one that is added is reported at once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub event: Vec<FakeEvent>,
-    /// The words of DCGM about them.
+    /// Answers of DCGM about the GPUs.
     #[serde(skip_serializing_if = "FakeDcgm::is_usual")]
     pub dcgm: FakeDcgm,
-    /// The CUDA runtime.
+    /// Properties of the CUDA runtime.
     pub cuda: FakeCuda,
-    /// The work of the GPUs together.
+    /// Properties of NCCL, for work across GPUs.
     pub nccl: FakeNccl,
 }
 
-/// All that a fake CUDA runtime tells of itself.
+/// Properties of a fake CUDA runtime.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FakeCuda {
-    /// Version of the runtime, as it tells it: 13000 is 13.0.
+    /// Version of the runtime in CUDA's form: 13000 is 13.0.
     pub runtime_version: i32,
-    /// Bandwidth of a GPU's memory in gigabytes a second, of what is read and written together.
+    /// Bandwidth of a GPU's memory in GB/s, for reads and writes together.
     pub memory_bandwidth_gb_s: f64,
 }
 
-/// All that a fake NCCL tells of itself, and does.
+/// Properties of a fake NCCL.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FakeNccl {
-    /// Version, as it tells it: 22809 is 2.28.9.
+    /// Version in NCCL's form: 22809 is 2.28.9.
     pub version: i32,
-    /// Bandwidth of an all-reduce in gigabytes a second, at each GPU (`busbw` of nccl-tests); with 0 it
-    /// never ends.
+    /// Bandwidth of an all-reduce at each GPU in GB/s (`busbw` of nccl-tests). With 0 it hangs.
     pub bandwidth_gb_s: f64,
-    /// The same where `NCCL_TOPO_FILE` names a topology file.
+    /// Bandwidth in GB/s if `NCCL_TOPO_FILE` names a topology file.
     pub bandwidth_with_topology_gb_s: Option<f64>,
-    /// The error of work that has begun, as a code of NCCL: 6 is a rank elsewhere that is gone.
+    /// Error of work in progress, as a code of NCCL: 6 means that a remote rank is gone.
     pub async_error: u32,
-    /// The bandwidth instead of that in a process that has a variable, by its name.
+    /// Bandwidth in GB/s in a process that has an environment variable, by the variable's name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub slowed_by: BTreeMap<String, f64>,
 }
 
-/// All that a fake DCGM tells.
+/// Answers of a fake DCGM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FakeDcgm {
     /// Version of the host engine.
     pub version: String,
-    /// Number of switches.
+    /// Number of NVSwitches of the machine.
     pub switches: u32,
-    /// Number of the version of the structure for incidents that it knows.
+    /// Newest version of the structure for incidents that it supports.
     pub response: u32,
-    /// Number of incidents that it has room for.
+    /// Capacity of the structure, in incidents.
     pub most_incidents: u32,
-    /// The bytes of the texts in it.
+    /// Size of a text in the structure, in bytes.
     pub text_bytes: u32,
-    /// The incidents that its watches find.
+    /// Incidents that the health watches find.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub incident: Vec<FakeIncident>,
 }
 
-/// Something that a watch of DCGM finds.
+/// An incident of a health watch of DCGM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FakeIncident {
-    /// Index of the GPU that it is about, unless a switch or the machine is.
+    /// Index of the GPU with the incident, unless `switch` or `machine` is set.
     pub gpu: u32,
-    /// Number of the switch that it is about.
+    /// Number of the switch with the incident.
     pub switch: Option<u32>,
-    /// True if it is about the machine, and no part of it.
+    /// True if the incident concerns the machine as a whole.
     pub machine: bool,
-    /// The watch, as a bit of DCGM: 0x10 is memory.
+    /// Health watch, as a bit of DCGM: 0x10 is memory.
     pub watch: u32,
-    /// The gravity: 10 is a warning, 20 a failure.
+    /// Severity: 10 is a warning, 20 a failure.
     pub health: u32,
-    /// The code, as a number of DCGM.
+    /// Code of the incident, as a number of DCGM.
     pub code: u32,
-    /// The text.
+    /// Text of the incident.
     pub message: String,
 }
 
-/// One GPU. What is not said is as a healthy H100 has it.
+/// A GPU. The defaults are those of a healthy H100.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FakeGpu {
     /// Index of the GPU.
     pub index: u32,
-    /// True if every call about the GPU answers that it is lost.
+    /// True if every call about the GPU returns that it is lost.
     pub lost: bool,
-    /// True if the driver no longer counts the GPU; those behind it move up.
+    /// True if the driver does not list the GPU; the following ones move up by one index.
     pub absent: bool,
-    /// True if a bit of what the GPU has worked out is wrong, without an error.
+    /// True if the GPU computes a wrong bit without an error.
     pub corrupts: bool,
-    /// The behaviour of functions instead of their work, when they are about this GPU, by their
-    /// names.
+    /// Behaviour that replaces functions for this GPU, by their names.
     pub calls: BTreeMap<String, Behaviour>,
-    /// UUID; made from the index where it is not said.
+    /// UUID; derived from the index by default.
     pub uuid: Option<String>,
-    /// PCI address in NVML's form; made from the index where it is not said.
+    /// PCI address in NVML's form; derived from the index by default.
     pub pci: Option<String>,
-    /// Product.
+    /// Product name, such as `NVIDIA H100 80GB HBM3`.
     pub product: String,
     /// Architecture as a number of NVML: 9 is Hopper.
     pub architecture: u32,
-    /// Serial number; made from the index where it is not said.
+    /// Serial number; derived from the index by default.
     pub serial: Option<String>,
     /// Part number of the board.
     pub board_part_number: String,
-    /// Serial number of the chassis; none where it is empty.
+    /// Serial number of the chassis; not supported if empty.
     pub chassis_serial: String,
-    /// Nearest node of the machine's memory.
+    /// Nearest NUMA node of the host.
     pub numa_node: u32,
-    /// Memory in bytes.
+    /// Size of the memory in bytes.
     pub memory_bytes: u64,
-    /// Memory in use in bytes.
+    /// Used memory in bytes.
     pub memory_used_bytes: u64,
-    /// Highest PCIe generation.
+    /// Highest PCIe generation of GPU and slot.
     pub pcie_max_generation: u32,
-    /// Highest PCIe width in lanes.
+    /// Highest PCIe width of GPU and slot, in lanes.
     pub pcie_max_width: u32,
-    /// PCIe generation now.
+    /// PCIe generation of the link now.
     pub pcie_generation: u32,
-    /// PCIe width now in lanes.
+    /// PCIe width of the link now, in lanes.
     pub pcie_width: u32,
-    /// Times that something was sent again over PCIe.
+    /// Number of PCIe replays.
     pub pcie_replays: u32,
     /// Temperature in degrees Celsius.
     pub temperature_c: i32,
@@ -193,126 +191,127 @@ pub struct FakeGpu {
     pub memory_temperature_c: u32,
     /// Degrees Celsius until the GPU slows down.
     pub margin_c: i32,
-    /// The margin below which it does.
+    /// Margin below which the GPU slows down.
     pub slowdown_margin_c: i32,
-    /// Power in milliwatts.
+    /// Power draw in milliwatts.
     pub power_mw: u32,
-    /// Limit of the power in milliwatts.
+    /// Power limit in milliwatts.
     pub power_limit_mw: u32,
-    /// Reasons of clocks that are below what they could be, as bits.
+    /// Reasons for reduced clocks, as bits of NVML.
     pub clock_reasons: u64,
-    /// Nanoseconds for which heat slowed it down.
+    /// Time of slowdown by heat, in ns.
     pub thermal_violation_ns: u64,
-    /// Nanoseconds for which the power limit slowed it down.
+    /// Time of slowdown by the power limit, in ns.
     pub power_violation_ns: u64,
-    /// Load in percent.
+    /// Load of the GPU in percent.
     pub utilization_percent: u32,
     /// Corrected memory errors since the driver was loaded.
     pub ecc_corrected_volatile: u64,
     /// Uncorrected memory errors since the driver was loaded.
     pub ecc_uncorrected_volatile: u64,
-    /// Corrected memory errors in its life.
+    /// Corrected memory errors over the lifetime of the GPU.
     pub ecc_corrected_aggregate: u64,
-    /// Uncorrected memory errors in its life.
+    /// Uncorrected memory errors over the lifetime of the GPU.
     pub ecc_uncorrected_aggregate: u64,
-    /// True if the static memory has passed its threshold of errors.
+    /// True if the SRAM has exceeded its threshold of errors.
     pub sram_threshold_exceeded: bool,
     /// Pages retired because of corrected errors.
     pub retired_pages_sbe: u32,
     /// Pages retired because of uncorrected errors.
     pub retired_pages_dbe: u32,
-    /// True if a page waits to be retired.
+    /// True if a page is pending retirement.
     pub retired_pages_pending: bool,
-    /// Rows replaced because of corrected errors.
+    /// Rows remapped because of corrected errors.
     pub remapped_rows_correctable: u32,
-    /// Rows replaced because of uncorrected errors.
+    /// Rows remapped because of uncorrected errors.
     pub remapped_rows_uncorrectable: u32,
-    /// True if a row waits to be replaced.
+    /// True if a row is pending a remapping.
     pub remap_pending: bool,
-    /// True if a row could not be replaced.
+    /// True if the remapping of a row has failed.
     pub remap_failed: bool,
-    /// The action that the driver asks for: 0 nothing, 1 reset, 2 reboot, 3 drain of peers, 4 drain
-    /// and reset, 5 recovery of the IMEX domain, 6 reset of the bus, 7 reboot of the system.
+    /// Recovery action that the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain of peers, 4
+    /// drain and reset, 5 recovery of the IMEX domain, 6 reset of the bus, 7 reboot of the
+    /// system.
     pub recovery_action: u32,
-    /// The events that can be waited for, as bits of NVML.
+    /// Supported event types, as bits of NVML.
     pub supported_events: u64,
-    /// The number of its NVLinks; all are up and lead to switches, but for those below.
+    /// Number of NVLinks. Links that are not listed in `link` are up and lead to switches.
     pub links: u32,
-    /// The links that differ from that.
+    /// Links that differ from a healthy one.
     pub link: Vec<FakeLink>,
-    /// The fabric that joins machines, where there is one.
+    /// Multi-node fabric of the GPU, if any.
     pub fabric: Option<Fabric>,
-    /// True if the GPU is divided.
+    /// True if MIG is enabled.
     pub mig_enabled: bool,
-    /// Its partitions, where it is.
+    /// MIG devices of the GPU.
     pub partition: Vec<FakePartition>,
-    /// Number of its file `/dev/nvidiaN`; its index where it is not said.
+    /// Minor number of `/dev/nvidiaN`; the index by default.
     pub minor: Option<u32>,
-    /// True if it stays initialised while nobody uses it, until that is changed.
+    /// Persistence mode. Set by `nvmlDeviceSetPersistenceMode`.
     pub persistence: bool,
-    /// Ids of the processes that work on it.
+    /// Ids of the processes that use the GPU.
     pub processes: Vec<u32>,
 }
 
-/// One NVLink.
+/// An NVLink of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FakeLink {
-    /// Its number at the GPU.
+    /// Number of the link at the GPU.
     pub link: u32,
     /// True if the link is up.
     pub up: bool,
-    /// PCI address of the other end; made from the number where it is not said, none where empty.
+    /// PCI address of the other end; derived from the number by default, not supported if empty.
     pub remote_pci: Option<String>,
-    /// Its number at the other end; not told where it is not said.
+    /// Number of the link at the other end; not supported by default.
     pub remote_link: Option<u32>,
     /// Kind of the other end: 0 a GPU, 2 a switch, 255 unknown.
     pub remote_kind: u32,
-    /// Times that something was sent again.
+    /// Number of replays of the link.
     pub replays: u64,
-    /// Times that the link was made anew.
+    /// Number of recoveries of the link.
     pub recoveries: u64,
-    /// Wrong checksums.
+    /// Number of CRC errors.
     pub crc_errors: u64,
-    /// Errors that were left after correction.
+    /// Number of errors left after correction.
     pub effective_errors: u64,
 }
 
-/// The fabric, as a GPU knows it.
+/// Multi-node fabric, as reported by a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Fabric {
-    /// The progress of the registration: 0 none, 1 not begun, 2 under way, 3 ended.
+    /// State of the registration: 0 not supported, 1 not started, 2 in progress, 3 completed.
     pub state: u8,
-    /// The result of the registration, as a code of NVML; 0 is success.
+    /// Result of the registration, as a code of NVML; 0 is success.
     pub status: u32,
     /// Number of the clique.
     pub clique: u32,
     /// UUID of the cluster, as 16 bytes.
     pub cluster: [u8; 16],
-    /// Bits of its health.
+    /// Health of the fabric, as bits of NVML.
     pub health_mask: u32,
 }
 
-/// One partition of a GPU.
+/// A MIG device of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FakePartition {
-    /// UUID.
+    /// UUID of the MIG device.
     pub uuid: String,
-    /// GPU instance.
+    /// Id of the GPU instance.
     pub gpu_instance: u32,
-    /// Compute instance.
+    /// Id of the compute instance.
     #[serde(default)]
     pub compute_instance: u32,
-    /// Memory in bytes.
+    /// Size of the memory in bytes.
     pub memory_bytes: u64,
-    /// The action that the driver asks for, as for a GPU.
+    /// Recovery action that the driver asks for, as for a GPU.
     #[serde(default)]
     pub recovery_action: u32,
 }
 
-/// Something that happens to a GPU.
+/// An event of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FakeEvent {
@@ -320,21 +319,21 @@ pub struct FakeEvent {
     pub gpu: u32,
     /// Code of an XID.
     pub xid: Option<u64>,
-    /// Another event, as its bit of NVML.
+    /// Type of another event, as a bit of NVML.
     pub kind: Option<u64>,
-    /// GPU instance.
+    /// Id of the GPU instance.
     pub gpu_instance: Option<u32>,
-    /// Compute instance.
+    /// Id of the compute instance.
     pub compute_instance: Option<u32>,
 }
 
-/// The behaviour of a function instead of its work.
+/// Behaviour that replaces a function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Behaviour {
-    /// Answers with a code, of the library that the function is of.
+    /// Returns this code of the function's library.
     Code(u32),
-    /// Never comes back.
+    /// Hangs the call forever.
     Hang,
     /// Ends the process with a segmentation fault.
     Segfault,
@@ -416,7 +415,7 @@ impl Default for FakeIncident {
 }
 
 impl Scenario {
-    /// Returns so many healthy GPUs.
+    /// Returns a scenario with this number of healthy GPUs.
     pub fn healthy(gpus: u32) -> Self {
         Self {
             gpus,
@@ -424,20 +423,20 @@ impl Scenario {
         }
     }
 
-    /// Reads a scenario; an error says the line where it can.
+    /// Parses a scenario. An error names the line if possible.
     pub fn from_toml(text: &str) -> Result<Self, String> {
         let scenario: Self = toml::from_str(text).map_err(|error| error.to_string())?;
         scenario.check()?;
         Ok(scenario)
     }
 
-    /// Writes the scenario.
+    /// Serialises the scenario as TOML.
     pub fn to_toml(&self) -> Result<String, String> {
         self.check()?;
         toml::to_string(self).map_err(|error| error.to_string())
     }
 
-    /// Returns the GPU with an index, to be changed; one that was healthy gets an entry.
+    /// Returns the GPU with an index for changes, and adds an entry for a healthy one.
     pub fn gpu_mut(&mut self, index: u32) -> &mut FakeGpu {
         let at = self.gpu.iter().position(|gpu| gpu.index == index);
         let at = at.unwrap_or_else(|| {
@@ -450,7 +449,7 @@ impl Scenario {
         &mut self.gpu[at]
     }
 
-    /// Returns the GPU with an index as the scenario has it.
+    /// Returns the state of the GPU with an index.
     pub(crate) fn gpu(&self, index: u32) -> FakeGpu {
         let listed = self.gpu.iter().find(|gpu| gpu.index == index).cloned();
         listed.unwrap_or_else(|| FakeGpu {
@@ -459,8 +458,8 @@ impl Scenario {
         })
     }
 
-    /// Returns the indexes of the GPUs that are counted, which are not the driver's where one is
-    /// absent.
+    /// Returns the indexes in the scenario of the GPUs that the driver lists. The driver's own
+    /// indexes differ from them once a GPU is absent.
     pub(crate) fn counted(&self) -> Vec<u32> {
         let absent = |index: &u32| self.gpu.iter().any(|gpu| gpu.index == *index && gpu.absent);
         (0..self.gpus).filter(|index| !absent(index)).collect()
@@ -639,7 +638,7 @@ impl FakeLink {
 
 // === impl Behaviour ===
 
-/// The word of a scenario for a function that the driver lacks.
+/// Value in a scenario for a function that the driver lacks.
 const MISSING: &str = "missing";
 
 impl TryFrom<String> for Behaviour {
@@ -653,7 +652,7 @@ impl TryFrom<String> for Behaviour {
             _ => {}
         }
         let named = code::NAMED.iter().find(|(name, _)| *name == text);
-        // Those of DCGM are negative.
+        // The codes of DCGM are negative.
         let negative = || text.parse().ok().map(i32::cast_unsigned);
         let code = named.map(|(_, code)| *code);
         let code = code.or_else(|| text.parse().ok()).or_else(negative);

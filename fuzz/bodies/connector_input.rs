@@ -6,7 +6,7 @@ use model::event::{self, Record};
 use model::fault::{Change, FaultBook, Ignored, MAX_OPEN_FAULTS_PER_NODE};
 use prost::Message as _;
 
-/// Fails where an input does what it must not.
+/// Panics if the connector breaks an invariant on this input.
 pub fn run(request: &[u8]) {
     let Ok(request) = HealthEvents::decode(request) else {
         return;
@@ -16,7 +16,7 @@ pub fn run(request: &[u8]) {
     for (seq, mut event) in (1_u64..).zip(request.events) {
         if let Err(problem) = event::validate(&event) {
             assert!(!problem.field.is_empty() && !problem.what.is_empty());
-            // A message to people, whatever the size of what it is about.
+            // The message is for people, and is bounded whatever the size of its subject.
             assert!(problem.to_string().len() < 1024, "{problem}");
             continue;
         }
@@ -51,7 +51,7 @@ pub fn run(request: &[u8]) {
             [Change::Ignored(Ignored::AlreadyRecorded)]
         );
     }
-    // A book that is kept and read again is the same.
+    // A fault book is equal to itself after a round trip through its stored form.
     let kept = serde_json::to_string(&book).expect("a fault book is written");
     let read: FaultBook = serde_json::from_str(&kept).expect("a fault book is read");
     assert_eq!(read, book);

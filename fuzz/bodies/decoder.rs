@@ -1,7 +1,6 @@
-//! What the decoder is given from outside: a kernel log, what is known of the machine, and
-//! an operator's changes to the catalogue. The first line of an input says which: a file
-//! of the machine (`{`), one of changes (`[` or `#`), or neither. A NUL byte ends it, and
-//! the log follows.
+//! Untrusted inputs of the decoder: a kernel log, a description of the machine, and an
+//! operator's changes to the catalogue. The first line of an input selects one: a description of
+//! the machine (`{`), changes (`[` or `#`), or neither. A NUL byte ends it, and the log follows.
 
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use diagnosis::{
 };
 use jiff::{SignedDuration, Timestamp};
 
-/// Fails where an input does what it must not.
+/// Panics if the decoder breaks an invariant on this input.
 pub fn run(input: &[u8]) {
     let (file, log) = match input.iter().position(|byte| *byte == 0) {
         Some(end) => (&input[..end], &input[end + 1..]),
@@ -22,7 +21,7 @@ pub fn run(input: &[u8]) {
     let mut catalog = Catalog::builtin().clone();
     if let Ok(overrides) = Overrides::parse(file, "fuzz.toml") {
         let changed = catalog.with(&overrides);
-        // What a file changes can be shown, and doing it again changes no more.
+        // The changes of a file can be listed, and applying them twice has no further effect.
         assert_eq!(changed.changes_to(&changed.with(&overrides)), []);
         catalog = changed;
     }
@@ -45,13 +44,13 @@ pub fn run(input: &[u8]) {
             }
             (Some(LogLine::Reset(_)), Some(Kind::Reset)) => {}
             (Some(LogLine::Fallen(part)), Some(Kind::FallenOffBus { .. })) => {
-                // The words may be said in several lines.
+                // The words may be spread over several lines.
                 assert!(part.fell || part.pci.is_none());
             }
             (Some(LogLine::Nic(_)), Some(Kind::Nic { .. }))
             | (Some(LogLine::InitFailed { .. }), None | Some(Kind::InitFailed)) => {}
-            // The rest of a message, or right after an XID of the same GPU; a NIC's
-            // ordinary line; a GPU's name.
+            // The rest of a message, or a line right after an XID of the same GPU; an ordinary
+            // line of a NIC; the name of a GPU.
             (Some(LogLine::Fallen(_) | LogLine::Nic(_) | LogLine::GpuName { .. }) | None, None) => {
             }
             (Some(LogLine::Rpc(_)), None) => {}
@@ -63,13 +62,13 @@ pub fn run(input: &[u8]) {
         }
         at += SignedDuration::from_mins(1);
     }
-    // The same as one record of many lines.
+    // The whole log as one record of several lines.
     for finding in KernelLogDecoder::default().record(log, at) {
         can_be_sent(&finding);
     }
 }
 
-/// An event that the connector would refuse is a fault that is lost.
+/// Panics if the connector would refuse the finding's event: the fault would be lost.
 fn can_be_sent(finding: &Finding) {
     assert!(!finding.meaning.is_empty() && !finding.action_name().is_empty());
     assert!(
@@ -91,7 +90,7 @@ fn can_be_sent(finding: &Finding) {
     if let (Some(pci), false) = (&finding.pci, matches!(finding.kind, Kind::Nic { .. })) {
         let normal = normalise_pci(pci);
         if let Kind::Sxid { .. } = finding.kind {
-            // With the function, where the line has it.
+            // The function is present if the line has one.
             let function = pci.strip_prefix(&normal);
             assert!(function.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')));
         } else {

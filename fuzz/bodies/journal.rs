@@ -1,4 +1,4 @@
-//! A file of the systemd journal: any bytes, read as a node does, from the start and behind a
+//! A file of the systemd journal: any bytes, read as on a node, from the start and from a
 //! position in it.
 
 use std::cell::OnceCell;
@@ -9,11 +9,11 @@ use host::kernel_log::{Cursor, Event, LINE_MAX, Position, Spec, open};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-/// Most events asked for at once, as by the monitor.
+/// Batch size of the monitor.
 const BATCH: usize = 512;
-/// More events are none that a file of this size holds.
+/// Upper bound of the number of events in a file of this size.
 const MAX_EVENTS: usize = 1 << 20;
-/// The sequence and the boot in the seeds.
+/// Sequence number id and boot id of the seeds.
 const SEQUENCE: u128 = u128::from_be_bytes([1; 16]);
 const BOOT: [u8; 16] = [2; 16];
 
@@ -26,13 +26,13 @@ thread_local! {
     static PLACE: OnceCell<Place> = const { OnceCell::new() };
 }
 
-/// Fails where an input does what it must not.
+/// Panics if the reader breaks an invariant on this input.
 pub fn run(bytes: &[u8]) {
     PLACE.with(|place| {
         let place = place.get_or_init(Place::new);
         let file = place.directory.path().join("system.journal");
         std::fs::write(&file, bytes).unwrap();
-        // Behind a position, entries of all boots are read.
+        // After a position, the entries of all boots are read.
         let behind = |seqnum_id, seqnum| {
             Some(Position::Journal(Cursor {
                 seqnum_id,
@@ -67,7 +67,7 @@ impl Place {
         }
     }
 
-    /// Reads the journal to its end; how many records there were.
+    /// Reads the journal to its end. Returns the number of records.
     fn read(&self, resume: Option<&Position>) -> usize {
         self.runtime.block_on(async {
             let spec = Spec::Journal(Some(PathBuf::from(self.directory.path())));
@@ -76,14 +76,15 @@ impl Place {
             };
             let (mut events, mut records) = (Vec::new(), 0);
             loop {
-                // Damage in the file that is written to is an error, and the end for now.
+                // Damage in the file that is being written is an error and ends the read for
+                // now.
                 let read = source.next_batch(&mut events, BATCH).await;
                 for event in events.drain(..) {
                     match event {
                         Event::CaughtUp => return records,
                         Event::Record(record) => {
                             records += 1;
-                            // A byte that is no UTF-8 becomes four.
+                            // A byte that is not UTF-8 is escaped as four.
                             assert!(record.text.len() <= 4 * LINE_MAX);
                             assert!(
                                 record.boot_id != Some(BootId::from_bytes(BOOT))

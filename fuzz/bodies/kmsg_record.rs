@@ -1,9 +1,9 @@
-//! One record of the kernel log: raw, as `/dev/kmsg` hands it out, or as a line of a file.
+//! A record of the kernel log: raw, as read from `/dev/kmsg`, or as a line of a file.
 
 use host::kernel_log::{LineParser, RecordRef, parse_kmsg, parse_line};
 use jiff::{Timestamp, tz::TimeZone};
 
-/// Fails where an input does what it must not.
+/// Panics if the parser breaks an invariant on this input.
 pub fn run(input: &[u8]) {
     if let Ok(record) = parse_kmsg(input) {
         assert!(!record.raw_text.contains(&b'\n'));
@@ -20,6 +20,6 @@ fn check(record: &RecordRef<'_>, input: &[u8]) {
     assert!(record.level.is_none_or(|level| level <= 7));
     let owned = record.to_record();
     assert_eq!(owned.text, record.text_lossy());
-    // A byte that is no UTF-8 becomes four.
+    // A byte that is not UTF-8 is escaped as four.
     assert!(owned.text.len() <= 4 * text.len());
 }

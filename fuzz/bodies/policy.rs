@@ -1,4 +1,5 @@
-//! A policy: any text as a file, or behind a `=` as one expression, evaluated where it is one.
+//! A policy: any text as a file or, behind a `=`, as one expression, which is evaluated if
+//! valid.
 
 use std::sync::LazyLock;
 
@@ -43,9 +44,9 @@ static NODE: LazyLock<Value> = LazyLock::new(|| {
     })
 });
 
-/// Fails where an input does what it must not.
+/// Panics if the policy breaks an invariant on this input.
 pub fn run(text: &str) {
-    // Most changes to a file spoil the file before its expressions are looked at.
+    // Most mutations of a file make it invalid before its expressions are parsed.
     match text.strip_prefix('=') {
         Some(expression) => {
             for kind in [RuleKind::HealthEvent, RuleKind::Node] {
@@ -64,7 +65,8 @@ fn file(text: &str) {
         Ok(policy) => {
             for rule_set in &policy.rule_sets {
                 let _ = rule_set.answer(&EventVariable::new(&EVENT), &NodeVariable::new(&NODE));
-                // Each one, too: an answer stops at the first rule that decides.
+                // Each expression is evaluated as well, because a policy stops at the first rule
+                // that decides.
                 rule_set.any.iter().chain(&rule_set.all).for_each(evaluate);
             }
         }

@@ -1,6 +1,6 @@
-//! What preflight takes from outside, in parts with a line `---` between: the webhook's configuration (YAML), a
-//! pod as an API server sends it (JSON), and the object that says the size of its gang, or the data of a gang's
-//! `ConfigMap` (JSON).
+//! Untrusted inputs of preflight, in parts separated by a line `---`: the webhook's
+//! configuration (YAML), a pod as sent by an API server (JSON), and the object with the size of
+//! its gang, or the data of a gang's `ConfigMap` (JSON).
 
 use preflight::config::Config;
 use preflight::gang::Gang;
@@ -10,10 +10,10 @@ use preflight::roster::{Member, Roster, config_map_name, gang_label};
 use serde_json::{Value, json};
 
 const PLACE: &str = "config.yaml";
-/// Longest value of a label, and name of a `ConfigMap` (bytes).
+/// Longest value of a label, and longest name of a `ConfigMap` (bytes).
 const MAX_NAME_BYTES: usize = 63;
 
-/// Fails where an input does what it must not.
+/// Panics if preflight breaks an invariant on this input.
 pub fn run(text: &str) {
     let mut parts = text.split("\n---\n");
     let config = Config::parse(parts.next().unwrap_or_default(), PLACE);
@@ -30,7 +30,7 @@ pub fn run(text: &str) {
     let object: Value = next().unwrap_or_default();
     let gang = Gang::of(&pod, "training", &config.discovery).unwrap_or_default();
     if let Some(gang) = &gang {
-        // What it says is a size, or a reason.
+        // The result is a size or a reason.
         let _ = gang.size_in(&object, &config.discovery);
         for name in [config_map_name(&gang.id()), gang_label(&gang.id())] {
             assert!(name.len() <= MAX_NAME_BYTES, "{name}");
@@ -44,7 +44,7 @@ pub fn run(text: &str) {
     roster(&object);
 }
 
-/// Puts checks into the pod, whose claims are all of the object.
+/// Adds checks to the pod, with `object` as each of its claims.
 fn pod_is_changed(pod: &Value, object: &Value, gang: Option<&Gang>, config: &Config) {
     let (claims, templates) = claims_named(pod);
     let of = |name| (name, object.clone());
@@ -85,7 +85,7 @@ fn pod_is_changed(pod: &Value, object: &Value, gang: Option<&Gang>, config: &Con
     );
     let counted = checks_of(&changed, config);
     assert!(counted.iter().all(|check| config.check(check).is_some()));
-    // Asked again about what it has become, it stays so: nothing but the gang's label is set once more.
+    // Admitting the changed pod again changes nothing but sets the gang's label once more.
     let again = DevicesOfPod::of(&changed, config, &cluster).expect("it still has its GPUs");
     let candidate = Candidate {
         pod: &changed,
@@ -96,7 +96,7 @@ fn pod_is_changed(pod: &Value, object: &Value, gang: Option<&Gang>, config: &Con
     assert!(again.checks.is_empty(), "{:?}", again.checks);
 }
 
-/// Reads the object as the data of a `ConfigMap`, and lets the pods of it change.
+/// Reads the object as the data of a `ConfigMap`, and changes its pods.
 fn roster(data: &Value) {
     let read = Roster::parse(|key| data.get(key)?.as_str().map(str::to_owned));
     let Ok(roster) = read else {

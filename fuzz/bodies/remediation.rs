@@ -1,5 +1,6 @@
-//! What remediation takes from outside, in parts with a line `---` between: the template of a custom resource,
-//! the message of an event, the status of a custom resource (JSON), and the file of actions (TOML).
+//! Untrusted inputs of remediation, in parts separated by a line `---`: the template of a custom
+//! resource, the message of an event, the status of a custom resource (JSON), and the file of
+//! actions (TOML).
 
 use contract::{Entity, HealthEvent};
 use fleet::remediation::RemediationConfig;
@@ -8,7 +9,7 @@ use model::resource::ResourceState;
 use policy::template::{MAX_OUTPUT_BYTES, Template, Variables};
 use serde_json::{Value, json};
 
-/// Fails where an input does what it must not.
+/// Panics if remediation breaks an invariant on this input.
 pub fn run(text: &str) {
     let mut parts = text.split("\n---\n");
     let template = parts.next().unwrap_or_default();
@@ -35,7 +36,7 @@ pub fn run(text: &str) {
     }
 }
 
-/// Renders a template, which ends in bounds or with an error that says where.
+/// Renders a template, which ends within its limits or returns an error with a position.
 fn renders(source: &str, message: &str) {
     let event = HealthEvent {
         message: message.to_owned(),

@@ -1,4 +1,4 @@
-//! `bodies/connector_input.rs`, as a target of the fuzzer.
+//! Fuzz target of `bodies/connector_input.rs`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! `bodies/decoder.rs`, as a target of the fuzzer.
+//! Fuzz target of `bodies/decoder.rs`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! `bodies/journal.rs`, as a target of the fuzzer.
+//! Fuzz target of `bodies/journal.rs`.
 
 #![no_main]
 

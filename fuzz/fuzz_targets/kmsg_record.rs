@@ -1,4 +1,4 @@
-//! `bodies/kmsg_record.rs`, as a target of the fuzzer.
+//! Fuzz target of `bodies/kmsg_record.rs`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! `bodies/policy.rs`, as a target of the fuzzer.
+//! Fuzz target of `bodies/policy.rs`.
 
 #![no_main]
 

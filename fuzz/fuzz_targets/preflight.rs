@@ -1,4 +1,4 @@
-//! `bodies/preflight.rs`, as a target of the fuzzer.
+//! Fuzz target of `bodies/preflight.rs`.
 
 #![no_main]
 

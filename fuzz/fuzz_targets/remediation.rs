@@ -1,4 +1,4 @@
-//! `bodies/remediation.rs`, as a target of the fuzzer.
+//! Fuzz target of `bodies/remediation.rs`.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! A client on the connector's socket: any bytes, through the filter before the gRPC server.
+//! A client of the connector's socket: any bytes, through the filter in front of the gRPC
+//! server.
 
 #![no_main]
 

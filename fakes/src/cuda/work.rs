@@ -1,81 +1,81 @@
-//! The memory of fake devices, and their work: what is begun takes its time on the clock of its stream,
-//! which moves by nothing else, and ends that much later in ours.
+//! Memory of the fake devices, and their work. Each stream has a clock that only its work
+//! advances; the work also takes as long in real time.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Most bytes that are kept of a piece of memory, from its beginning on: those of a real one would be more
-/// than a machine has. What a check of gpuwarden compares is no more.
+/// Largest part of a memory allocation that is stored, from its start: a real device's memory
+/// may not fit in this machine. The checks of gpuwarden do not compare more.
 const KEPT_BYTES: usize = 32 << 20;
-/// Distance between two handles, so that none is mistaken for another with an offset.
+/// Distance between two handles, so that a handle with an offset is not mistaken for another.
 const STEP: usize = 0x100;
 
 static WORK: Mutex<Work> = Mutex::new(Work::new());
 
-/// All devices.
+/// State of all devices.
 pub(crate) struct Work {
     last: usize,
-    /// Pieces of memory by their addresses.
+    /// Memory allocations by address.
     pub(crate) memory: BTreeMap<usize, Memory>,
     pub(crate) streams: BTreeMap<usize, Stream>,
     pub(crate) events: BTreeMap<usize, Event>,
-    /// Parts of ranks in groups.
+    /// Ranks of communicators, by handle.
     pub(crate) ranks: BTreeMap<usize, Rank>,
 }
 
-/// A piece of memory.
+/// A memory allocation on a device.
 pub(crate) struct Memory {
     pub(crate) gpu: u32,
     pub(crate) bytes: usize,
-    /// Its beginning, as far as it was written.
+    /// Stored bytes from the start of the allocation, up to the last one written.
     kept: Vec<u8>,
-    /// Each byte behind that.
+    /// Value of each byte behind the stored ones.
     fill: u8,
 }
 
-/// A stream.
+/// A stream of a device.
 pub(crate) struct Stream {
     pub(crate) gpu: u32,
     pub(crate) end: End,
 }
 
-/// The end of what a stream has to do.
+/// End of the queued work of a stream.
 #[derive(Clone)]
 pub(crate) struct End {
-    /// The clock of the stream then.
+    /// Clock of the stream at the end, in ns.
     pub(crate) clock_ns: u64,
-    /// Our own time then; `None` where it has had nothing to do.
+    /// Real time of the end; `None` if the stream has had no work.
     at: Option<Instant>,
-    /// The rank whose work never ends.
+    /// Rank whose work hangs.
     stuck: Option<usize>,
 }
 
-/// An event, and the end of the work that it waits for.
+/// An event, and the end of the work recorded in it.
 pub(crate) struct Event {
     pub(crate) gpu: u32,
     pub(crate) at: Option<End>,
 }
 
-/// The part of a rank in a group.
+/// A rank of a communicator.
 pub(crate) struct Rank {
     pub(crate) group: [u8; 128],
-    /// Its number in the group.
+    /// Number of the rank in its group.
     pub(crate) number: u32,
     pub(crate) ranks: u32,
     pub(crate) gpu: u32,
 }
 
-/// The progress of some work.
+/// Progress of queued work.
 pub(crate) enum Progress {
     Done,
-    /// So much time is left.
+    /// Remaining time of the work.
     Left(Duration),
-    /// It never ends.
+    /// The work never ends.
     Stuck,
 }
 
-/// Returns all work.
+/// Locks the state of all devices.
 pub(crate) fn work() -> MutexGuard<'static, Work> {
     WORK.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -123,13 +123,13 @@ impl Work {
         at
     }
 
-    /// Returns the bytes of a GPU that are in use.
+    /// Returns the number of allocated bytes of a GPU.
     pub(crate) fn used(&self, gpu: u32) -> u64 {
         let of_gpu = self.memory.values().filter(|memory| memory.gpu == gpu);
         of_gpu.map(|memory| memory.bytes as u64).sum()
     }
 
-    /// Returns how far some work is. What an aborted rank was doing is done.
+    /// Returns the progress of work. The work of an aborted rank is done.
     pub(crate) fn progress(&self, end: &End) -> Progress {
         if end.stuck.is_some_and(|rank| self.ranks.contains_key(&rank)) {
             return Progress::Stuck;
@@ -143,8 +143,8 @@ impl Work {
         }
     }
 
-    /// Gives streams something to do together: it begins when the last of them comes to it. `None` never
-    /// ends, and is the work of the ranks.
+    /// Queues work that several streams do together: it begins once all of them have reached it.
+    /// With `None` as `time` it hangs until the rank is aborted.
     pub(crate) fn occupy(&mut self, streams: &[(usize, usize)], time: Option<Duration>) {
         let now = Instant::now();
         let ends = streams
@@ -185,12 +185,12 @@ impl Memory {
         }
     }
 
-    /// Returns the number of bytes that were written, and are kept.
+    /// Returns the number of stored bytes.
     pub(crate) fn kept(&self) -> usize {
         self.kept.len()
     }
 
-    /// Returns so much of its beginning, as far as it is kept.
+    /// Returns the first `bytes` bytes, or fewer if the rest is not stored.
     pub(crate) fn beginning(&self, bytes: usize) -> Vec<u8> {
         let mut beginning = vec![self.fill; bytes.min(self.bytes).min(KEPT_BYTES)];
         for (into, kept) in beginning.iter_mut().zip(&self.kept) {
@@ -199,7 +199,7 @@ impl Memory {
         beginning
     }
 
-    /// Writes its beginning, as far as it is kept.
+    /// Writes the first bytes, up to [`KEPT_BYTES`].
     pub(crate) fn write(&mut self, bytes: &[u8]) {
         let length = bytes.len().min(self.bytes).min(KEPT_BYTES);
         if self.kept.len() < length {
@@ -210,7 +210,7 @@ impl Memory {
         }
     }
 
-    /// Sets each byte of its beginning.
+    /// Sets each of the first `bytes` bytes.
     pub(crate) fn set(&mut self, byte: u8, bytes: usize) {
         if bytes == self.bytes {
             self.kept.clear();
@@ -220,7 +220,7 @@ impl Memory {
         }
     }
 
-    /// Reads its beginning into as much room as there is.
+    /// Reads the first bytes into the whole slice.
     pub(crate) fn read(&self, into: &mut [u8]) {
         into.fill(self.fill);
         for (into, kept) in into.iter_mut().zip(&self.kept) {
@@ -228,7 +228,7 @@ impl Memory {
         }
     }
 
-    /// Changes the lowest bit of its first byte, as broken hardware may.
+    /// Flips the lowest bit of the first byte, as broken hardware may.
     pub(crate) fn corrupt(&mut self) {
         let first = self.beginning(1).first().copied().unwrap_or_default();
         self.write(&[first ^ 1]);

@@ -1,6 +1,6 @@
-//! Reductions of groups whose ranks are in several processes. The process that has named a group listens on
-//! a Unix socket, whose path is the name. For each reduction a process brings what its own ranks come to,
-//! and gets what all come to.
+//! Reductions of communicators with ranks in several processes. The process that created the id
+//! listens on a Unix socket, and the id holds its path. For each reduction, each process sends
+//! the result of its own ranks and receives the result of all.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -11,30 +11,31 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Most numbers that are exchanged: as many as fake devices keep.
+/// Largest count of numbers in a message: as many as fake devices store.
 const MOST_NUMBERS: usize = 8 << 20;
 
-/// The reductions so far in the groups of this process.
+/// Number of reductions so far, by communicator, in this process.
 static ROUNDS: Mutex<BTreeMap<[u8; 128], u64>> = Mutex::new(BTreeMap::new());
 
-/// What some ranks come to.
+/// Result of a part of the ranks.
 pub(super) struct Part {
     pub(super) ranks: u32,
-    /// The bandwidth of the slowest.
+    /// Lowest bandwidth of the ranks, in GB/s.
     pub(super) gb_s: f64,
     pub(super) numbers: Vec<f32>,
 }
 
-/// A part of a reduction.
+/// Message with a part of a reduction.
 struct Message {
     round: u64,
-    /// The number of all ranks.
+    /// Number of all ranks.
     total: u32,
     operation: u32,
     part: Part,
 }
 
-/// Adds numbers, or what the operation of NCCL with this number is; an average is a sum until its end.
+/// Combines numbers with an operation of NCCL. An average is summed up first, and divided at the
+/// end.
 pub(super) fn combine(into: &mut Vec<f32>, numbers: Vec<f32>, operation: u32) {
     if into.is_empty() {
         *into = numbers;
@@ -50,7 +51,7 @@ pub(super) fn combine(into: &mut Vec<f32>, numbers: Vec<f32>, operation: u32) {
     }
 }
 
-/// Lets processes meet at a path, as long as this one lives.
+/// Listens on a path for the processes of a communicator, until this process ends.
 pub(super) fn listen(path: &Path) -> io::Result<()> {
     let listener = UnixListener::bind(path)?;
     thread::Builder::new().spawn(move || {
@@ -71,7 +72,7 @@ pub(super) fn listen(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Tells all processes what all ranks come to.
+/// Sends the result of all ranks to all processes.
 fn answer(parts: Vec<(UnixStream, Message)>) {
     let mut streams = Vec::new();
     let mut whole: Option<Message> = None;
@@ -94,12 +95,12 @@ fn answer(parts: Vec<(UnixStream, Message)>) {
         return;
     };
     for mut stream in streams {
-        // One that is gone hears nothing.
+        // A process that has ended receives no result.
         drop(whole.send(&mut stream));
     }
 }
 
-/// Reduces with the other processes of a group, for which it waits.
+/// Reduces with the other processes of a communicator, and waits for them.
 pub(super) fn with_others(
     group: [u8; 128],
     total: u32,

@@ -1,4 +1,4 @@
-//! What is told of one GPU, or of one of its partitions.
+//! Functions about one GPU, or one of its partitions.
 
 use std::ffi::{c_char, c_int, c_longlong, c_uint, c_ulonglong};
 use std::slice;
@@ -12,7 +12,7 @@ use super::{
 use crate::code;
 use crate::scenario::{FakeLink, MAX_PARTITIONS};
 
-/// Exports functions that tell one number of a GPU.
+/// Exports functions that return a number of a GPU.
 macro_rules! numbers {
     ($($name:ident: $type:ty = |$gpu:ident| $value:expr;)*) => { $(
         #[unsafe(no_mangle)]
@@ -22,7 +22,7 @@ macro_rules! numbers {
     )* };
 }
 
-/// Exports functions that tell a text of a GPU.
+/// Exports functions that return a text of a GPU.
 macro_rules! texts {
     ($($name:ident = |$gpu:ident| $value:expr;)*) => { $(
         #[unsafe(no_mangle)]
@@ -59,7 +59,7 @@ texts! {
     nvmlDeviceGetBoardPartNumber = |gpu| gpu.board_part_number;
 }
 
-/// It is written into the scenario, as the driver would remember it.
+/// Persistence mode is written to the scenario, because the driver keeps it as well.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceSetPersistenceMode(device: Handle, mode: c_uint) -> u32 {
     of_gpu("nvmlDeviceSetPersistenceMode", device, |gpu| {
@@ -95,7 +95,7 @@ extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
                 gpuInstanceId: u32::MAX,
                 computeInstanceId: u32::MAX,
             };
-            // SAFETY: There is room for all of them, as was looked at.
+            // SAFETY: The room for all processes has been checked.
             unsafe { processes.add(at).write(process) };
         }
         code::SUCCESS
@@ -246,7 +246,8 @@ extern "C" fn nvmlDeviceGetRetiredPages(
         let room = if addresses.is_null() {
             0
         } else {
-            // SAFETY: The caller of the function says there how many addresses it has room for.
+            // SAFETY: The caller passes a pointer to the number of addresses that it has room
+            // for.
             unsafe { count.read() }
         };
         if room < pages {
@@ -254,7 +255,7 @@ extern "C" fn nvmlDeviceGetRetiredPages(
             return code::INSUFFICIENT_SIZE;
         }
         for page in 0..pages as usize {
-            // SAFETY: As above, there is room for them.
+            // SAFETY: As above, there is room for the addresses.
             unsafe { addresses.add(page).write(page as c_ulonglong) };
         }
         write(count, pages)
@@ -326,7 +327,7 @@ extern "C" fn nvmlDeviceGetMigMode(device: Handle, now: *mut c_uint, pending: *m
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: Handle, count: *mut c_uint) -> u32 {
     of_gpu("nvmlDeviceGetMaxMigDeviceCount", device, |gpu| {
-        // Drivers tell the number of slots, of which some are empty.
+        // Drivers report the number of slots, including empty ones.
         let slots = gpu.partition.len().clamp(7, MAX_PARTITIONS);
         write(count, u32::try_from(slots).unwrap_or(u32::MAX))
     })
@@ -379,7 +380,7 @@ extern "C" fn nvmlDeviceGetFieldValues(
     values: *mut sys::nvmlFieldValue_t,
 ) -> u32 {
     of_device("nvmlDeviceGetFieldValues", device, |device, scenario| {
-        // SAFETY: The caller of the function passes as many as it says.
+        // SAFETY: The caller passes as many values as its count argument says.
         let values =
             unsafe { slice::from_raw_parts_mut(values, usize::try_from(count).unwrap_or(0)) };
         for value in values {
@@ -398,7 +399,7 @@ extern "C" fn nvmlDeviceGetFieldValues(
     })
 }
 
-/// Returns the value of a field; `None` where a device does not support it.
+/// Returns the value of a field; `None` if the device does not support it.
 fn field(device: &Device<'_>, id: u32, scope: u32) -> Option<c_longlong> {
     let gpu = match device {
         Device::Gpu(gpu) => gpu,
@@ -440,7 +441,7 @@ fn field(device: &Device<'_>, id: u32, scope: u32) -> Option<c_longlong> {
     }
 }
 
-/// Answers a call about a link of a GPU.
+/// Runs a call about a link of a GPU.
 fn of_link(call: &str, device: Handle, link: u32, answer: impl FnOnce(FakeLink) -> u32) -> u32 {
     of_gpu(call, device, |gpu| match gpu.link(link) {
         Some(link) => answer(link),

@@ -1,5 +1,5 @@
-//! Events, told in the order of the scenario. How many were told stands in a file beside it, so that
-//! a program that is started again does not hear them again.
+//! Events, reported in the order of the scenario. The number of reported events is in a file
+//! beside it, so that a restarted program does not receive them again.
 
 use std::ffi::{c_uint, c_ulonglong};
 use std::path::PathBuf;
@@ -15,12 +15,12 @@ use crate::TOLD;
 use crate::code;
 use crate::scenario::{FakeEvent, Scenario};
 
-/// Pause between two looks for an event.
+/// Interval between two checks for an event.
 const POLL: Duration = Duration::from_millis(10);
 
-/// The registered GPUs, each with its set and the events that it was registered for.
+/// Registered GPUs, each with its event set and the event types it was registered for.
 static REGISTERED: Mutex<Vec<(usize, u32, u64)>> = Mutex::new(Vec::new());
-/// The next set.
+/// Number of the next event set.
 static NEXT: Mutex<usize> = Mutex::new(1);
 
 #[unsafe(no_mangle)]
@@ -87,7 +87,7 @@ extern "C" fn nvmlEventSetWait_v2(
     }
 }
 
-/// Returns the next event for a set, and counts it and those before it, which nobody hears, as told.
+/// Returns the next event for a set, and counts it as reported with the skipped ones before it.
 fn next(scenario: &Scenario, set: usize) -> Option<sys::nvmlEventData_t> {
     if scenario.event.is_empty() {
         return None;
@@ -104,7 +104,7 @@ fn next(scenario: &Scenario, set: usize) -> Option<sys::nvmlEventData_t> {
     };
     let mut rest = scenario.event.iter().enumerate().skip(told);
     let (at, event) = rest.find(|(_, event)| is_heard(event))?;
-    // Where that cannot be written, events are told again, which no test overlooks.
+    // If the file cannot be written, events are reported twice, which tests detect.
     let _ = fs::write(&file, (at + 1).to_string());
     Some(sys::nvmlEventData_t {
         device: ptr::without_provenance_mut(Handle::of_gpu(event.gpu).0),

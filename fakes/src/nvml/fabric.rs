@@ -1,4 +1,4 @@
-//! What is told of the fabric of a GPU, in each of the structures that drivers have had for it.
+//! Functions about the fabric of a GPU, with all structures that drivers have used.
 
 use nvml_wrapper_sys::bindings as sys;
 
@@ -6,7 +6,7 @@ use super::{Device, Handle, of_device, tell, versioned, write};
 use crate::code;
 use crate::scenario::Fabric;
 
-/// The structure of version 4, which the bindings lack.
+/// Version 4 of the structure, which the bindings lack.
 #[repr(C)]
 struct FabricInfoV4 {
     cluster: [u8; 16],
@@ -18,7 +18,7 @@ struct FabricInfoV4 {
     health_summary: u8,
 }
 
-/// A clique, of one kind of access.
+/// A clique for one kind of access.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct FabricClique {
@@ -83,7 +83,7 @@ extern "C" fn nvmlDeviceGetGpuFabricInfo_v4(device: Handle, told: *mut FabricInf
         }
         let clique = |kind, id| FabricClique { kind, id };
         let mut cliques = [clique(0, 0); 64];
-        // Another kind before it, with another number, as drivers may have it.
+        // Drivers may report a clique of another kind, with another number, first.
         cliques[0] = clique(1, fabric.clique + 1);
         cliques[1] = clique(0, fabric.clique);
         let info = FabricInfoV4 {
@@ -99,7 +99,7 @@ extern "C" fn nvmlDeviceGetGpuFabricInfo_v4(device: Handle, told: *mut FabricInf
     })
 }
 
-/// Answers a call about the fabric of a GPU, with the newest structure that the driver knows.
+/// Runs a call about the fabric of a GPU, with the newest structure that the driver supports.
 fn of_fabric(call: &str, device: Handle, answer: impl FnOnce(&Fabric, u32) -> u32) -> u32 {
     of_device(call, device, |device, scenario| {
         let (Device::Gpu(gpu) | Device::Partition(gpu, _)) = device;

@@ -1,4 +1,4 @@
-//! The scenario beside this library, read again when it changes.
+//! The scenario beside this library, reloaded when it changes.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt as _;
@@ -13,13 +13,13 @@ use crate::scenario::Scenario;
 
 /// True while the library is initialised.
 static OPEN: AtomicBool = AtomicBool::new(false);
-/// The scenario as it was last read, and by what its file is known again.
+/// Last loaded scenario, with the stamp of its file.
 static LAST: Mutex<Option<(Stamp, Arc<Scenario>)>> = Mutex::new(None);
 
-/// The time of the last change of a file, its size and its inode.
+/// Modification time of a file (seconds and nanoseconds), its size and its inode.
 type Stamp = (i64, i64, u64, u64);
 
-/// The answer of `dladdr` about an address (`dlfcn.h`).
+/// Result of `dladdr` (`dlfcn.h`).
 #[repr(C)]
 struct Found {
     file: *const c_char,
@@ -40,8 +40,8 @@ pub(super) fn set_open(open: bool) {
     OPEN.store(open, Ordering::Relaxed);
 }
 
-/// Returns the scenario as it is now. One that cannot be read leaves the last; the first is healthy
-/// GPUs.
+/// Returns the current scenario. If the file cannot be read, the last one stays; initially, all
+/// GPUs are healthy.
 pub(crate) fn current() -> Arc<Scenario> {
     let file = directory().join(SCENARIO);
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,18 +71,18 @@ pub(crate) fn current() -> Arc<Scenario> {
     scenario
 }
 
-/// Returns the directory from which this library was loaded.
+/// Returns the directory that this library was loaded from.
 pub(crate) fn directory() -> &'static Path {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(|| {
-        // SAFETY: Pointers and nothing else.
+        // SAFETY: The structure consists of pointers only.
         let mut found: Found = unsafe { mem::zeroed() };
         let here = directory as *const c_void;
-        // SAFETY: The address is of this library; what is found is written to.
+        // SAFETY: The address is in this library, and `found` is writable.
         if unsafe { dladdr(here, &raw mut found) } == 0 || found.file.is_null() {
             return PathBuf::new();
         }
-        // SAFETY: A text of the loader, which lives as long as this library.
+        // SAFETY: A NUL-terminated string of the loader, which lives as long as this library.
         let file = unsafe { CStr::from_ptr(found.file) };
         let file = Path::new(OsStr::from_bytes(file.to_bytes()));
         file.parent().map(Path::to_owned).unwrap_or_default()
