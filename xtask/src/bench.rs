@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: the benchmarks of `bench/`, with the product as it is shipped.
+//! `cargo xtask bench`: runs the benchmarks of `bench/` with a release build of the product.
 
 use std::{env, ffi::OsString, process::Command};
 
@@ -14,13 +14,13 @@ Examples:
 The last lists all benchmarks and flags. All but decode, store, storm, gpus, binary and the first
 figure of preflight load the API server that --kubeconfig names.")]
 pub(crate) struct Args {
-    /// The benchmark to run, and its flags.
+    /// Name of the benchmark, and its flags.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
 }
 
-/// Builds both for release, and runs the benchmarks. Of the environment nothing is for the
-/// product: a cluster is only loaded where it is named.
+/// Builds the product and the benchmarks in release mode, and runs the benchmarks. Variables of
+/// the product are removed from the environment: a cluster is loaded only if a flag names it.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     // The fake GPUs are a library beside the program.
     let packages = ["gpuwarden", "gpuwarden-bench", "gpuwarden-fakes"];

@@ -1,11 +1,11 @@
-//! `cargo xtask check`: what is quick enough to run before every commit.
+//! `cargo xtask check`: the checks that are quick enough to run before every commit.
 
 use crate::{
     fuzz, generate, lint,
     shell::{cargo, run as run_command, step},
 };
 
-/// Runs the steps in order and ends with the first that fails.
+/// Runs the steps in order and stops at the first failure.
 pub(crate) fn run() -> anyhow::Result<()> {
     step("format", || {
         run_command(cargo().args(["fmt", "--all", "--check"]))

@@ -1,4 +1,4 @@
-//! `cargo xtask env`: a test control plane for hand use, with fake nodes.
+//! `cargo xtask env`: a test control plane for manual use, with fake nodes.
 
 use std::{
     io::Write as _,
@@ -16,25 +16,26 @@ use testkit::{
 
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
-    /// Start a control plane, or add nodes to the one that runs, and print its kubeconfig's path.
+    /// Start a control plane, or add nodes to the running one, and print the path of its
+    /// kubeconfig.
     #[command(after_help = "\
 Example:
   export KUBECONFIG=$(cargo xtask env up --nodes 10)")]
     Up {
-        /// The Kubernetes version: 1.35, 1.36 or 1.37.
+        /// Kubernetes version: 1.35, 1.36 or 1.37.
         #[arg(long, default_value_t = Version::LATEST)]
         version: Version,
         /// Number of fake nodes: node-0, node-1 and so on, with 8 GPUs each.
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=10_000))]
         nodes: u32,
     },
-    /// End it and drop what is in it.
+    /// Stop the control plane and delete its data.
     Down {
-        /// Only this version; all that run unless given.
+        /// Stop only this version [default: all that run].
         #[arg(long)]
         version: Option<Version>,
     },
-    /// Show what runs.
+    /// Show the running control planes.
     Status,
 }
 
@@ -47,7 +48,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<()> {
     }
 }
 
-/// The namespace of gpuwarden where nothing else is said: `--namespace`.
+/// Default namespace of gpuwarden (`--namespace`).
 const NAMESPACE: &str = "gpuwarden";
 
 fn directory(version: Version) -> anyhow::Result<PathBuf> {
@@ -81,7 +82,7 @@ fn up(version: Version, nodes: u32) -> anyhow::Result<()> {
         eprintln!("creating {} nodes", missing.len());
         create_nodes(&kubectl, &state.kubeconfig, &missing)?;
     }
-    // Where gpuwarden keeps its ConfigMap and its Lease; an installation makes it.
+    // The namespace of gpuwarden's ConfigMap and Lease, which an installation creates.
     let namespaces = ["get", "namespaces", "-o", "name"];
     let present = kubectl_output(&kubectl, &state.kubeconfig, &namespaces)?;
     if !present
@@ -109,7 +110,7 @@ fn kubectl_output(kubectl: &Path, kubeconfig: &Path, args: &[&str]) -> anyhow::R
     )
 }
 
-/// Creates nodes that kwok makes ready and keeps so.
+/// Creates nodes that kwok keeps ready.
 fn create_nodes(kubectl: &Path, kubeconfig: &Path, numbers: &[u32]) -> anyhow::Result<()> {
     let nodes: Vec<_> = numbers
         .iter()

@@ -1,10 +1,10 @@
-//! `cargo xtask fuzz`: the targets of `fuzz/`, one after the other, each for a bounded time.
+//! `cargo xtask fuzz`: runs the targets of `fuzz/` one after the other, each for a limited time.
 //!
-//! Each target is a libFuzzer program (crate `libfuzzer-sys`), started on the hand-written inputs
-//! in `fuzz/corpus-seed/TARGET`, with the words of `fuzz/dictionaries/TARGET.dict` where there is
-//! one. Inputs that a run finds are not kept for the next, which would take ever longer to begin;
-//! but what makes a target fail is, in `fuzz/artifacts/TARGET`. The build is in the user's cache
-//! directory.
+//! Each target is a libFuzzer program (crate `libfuzzer-sys`), started with the hand-written
+//! inputs in `fuzz/corpus-seed/TARGET`, and with the words of `fuzz/dictionaries/TARGET.dict` if
+//! that exists. Inputs found by a run are discarded, because loading them would make each run
+//! start more slowly. Inputs that make a target fail are kept in `fuzz/artifacts/TARGET`. The
+//! build is in the user's cache directory.
 
 use std::{
     fmt,
@@ -23,7 +23,7 @@ use crate::{
     shell::{cargo, output, run as run_command, step, target_dir},
 };
 
-/// Coverage as libFuzzer reads it, and the address sanitizer. The sanitizer is what turns a stack
+/// Flags for libFuzzer's coverage and the address sanitizer. The sanitizer turns a stack
 /// overflow, which otherwise just ends the process, into a finding with its input.
 const RUSTFLAGS: [&str; 6] = [
     "-Cpasses=sancov-module",
@@ -34,11 +34,12 @@ const RUSTFLAGS: [&str; 6] = [
     "-Zsanitizer=address",
 ];
 
-/// Longest input in bytes: more than the longest line, message and name that are taken.
+/// Longest input in bytes: more than the longest line, message and name that the product
+/// accepts.
 const MAX_INPUT: u32 = 128 << 10;
-/// Seconds that one input may take.
+/// Longest time for one input, in seconds.
 const INPUT_TIMEOUT: u32 = 10;
-/// Memory of a target, in MiB.
+/// Memory limit of a target, in MiB.
 const MEMORY_LIMIT: u32 = 2048;
 /// Lines of a target's output that are shown with a finding.
 const SHOWN_LINES: usize = 60;
@@ -69,7 +70,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Returns the arguments for all targets, each for this long.
+    /// Returns the arguments for all targets, each for `seconds`.
     pub(crate) fn all(seconds: u32) -> Self {
         Self {
             target: None,
@@ -80,11 +81,11 @@ impl Args {
     }
 }
 
-/// The programs of the package `fuzz`.
+/// A program of the package `fuzz`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
 enum Target {
-    /// One record of the kernel log, raw or as a line of a file.
+    /// A record of the kernel log, raw or as a line of a file.
     KmsgRecord,
     /// A file of the systemd journal.
     Journal,
@@ -102,16 +103,16 @@ enum Target {
     Remediation,
 }
 
-/// The figures that a target prints at its end.
+/// Figures that a target prints at its end.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Summary {
     executions: u64,
     edges: u64,
-    /// The file with the input that failed, as libFuzzer names it.
+    /// File with the failing input, as named by libFuzzer.
     input: Option<PathBuf>,
 }
 
-/// Runs the targets; fails when one of them has found something.
+/// Runs the targets; fails if one has findings.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.check {
         return check();
@@ -122,7 +123,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let dir = cache_dir()?.join("fuzz");
     fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
-    // Another clone builds into the same directory, and one target has use for a whole core.
+    // A lock, because other clones build into this directory, and a target uses a whole core.
     let lock = File::create(dir.join("lock"))?;
     if lock.try_lock().is_err() {
         println!("waiting for another 'cargo xtask fuzz' to end");
@@ -151,8 +152,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Checks that the targets compile. The build is in the directory of the workspace, which has most
-/// of what they need.
+/// Checks that the targets compile. The build is in the target directory of the workspace, which
+/// has most of their dependencies.
 pub(crate) fn check() -> anyhow::Result<()> {
     let manifest = locked()?;
     let mut command = cargo();
@@ -161,14 +162,14 @@ pub(crate) fn check() -> anyhow::Result<()> {
         .arg(&manifest)
         .arg("--target-dir")
         .arg(target_dir()?)
-        // Nothing is linked: any file that exists does in the place of the fuzzer's library, and
-        // keeps its C++ from being compiled.
+        // Nothing is linked: an arbitrary file stands in for the fuzzer's library, which avoids
+        // the compilation of its C++ code.
         .env("CUSTOM_LIBFUZZER_PATH", &manifest);
     run_command(&mut command)
 }
 
-/// Returns the manifest of the targets, whose versions are locked: what is fuzzed is what is
-/// shipped, with what the fuzzer needs beside it.
+/// Returns the manifest of the targets, after locking their dependencies to the versions that
+/// the product ships with.
 fn locked() -> anyhow::Result<PathBuf> {
     let package = workspace_root().join("fuzz");
     let lock = package.join("Cargo.lock");
@@ -179,7 +180,7 @@ fn locked() -> anyhow::Result<PathBuf> {
     Ok(package.join("Cargo.toml"))
 }
 
-/// Builds the targets and returns the directory that their programs are in.
+/// Builds the targets. Returns the directory of the programs.
 fn build(into: &Path, targets: &[Target]) -> anyhow::Result<PathBuf> {
     let rustc = output(Command::new("rustc").arg("-vV"))?;
     let host = rustc.lines().find_map(|line| line.strip_prefix("host: "));
@@ -188,11 +189,12 @@ fn build(into: &Path, targets: &[Target]) -> anyhow::Result<PathBuf> {
     command
         .args(["build", "--release", "--manifest-path"])
         .arg(locked()?)
-        // With a target, the flags are not those of build scripts and procedural macros.
+        // With an explicit target, the flags do not apply to build scripts and procedural
+        // macros.
         .args(["--target", host])
         .env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\x1f"))
         .env("CARGO_TARGET_DIR", into)
-        // For the sanitizer; the toolchain stays the stable one.
+        // Allows the sanitizer flag with the stable toolchain.
         .env("RUSTC_BOOTSTRAP", "1");
     for target in targets {
         command.args(["--bin", &target.to_string()]);
@@ -212,15 +214,15 @@ fn program(programs: &Path, target: Target) -> Command {
         .arg(format!("-timeout={INPUT_TIMEOUT}"))
         .arg(format!("-max_len={MAX_INPUT}"))
         .env("RUST_BACKTRACE", "1")
-        // Lazily made statics live as long as the process.
+        // Lazily created statics live as long as the process.
         .env("ASAN_OPTIONS", "detect_leaks=0:detect_odr_violation=0");
     command
 }
 
-/// Runs one target; whether it found nothing.
+/// Runs one target. Returns true if it found nothing.
 fn fuzz(target: Target, seconds: u32, programs: &Path, log: &Path) -> anyhow::Result<bool> {
     println!("==> {target}: {seconds} s");
-    // For the inputs that it finds; it would put them beside our own otherwise.
+    // A directory for the inputs found; without it, libFuzzer would write them to the seeds.
     let corpus = tempfile::tempdir()?;
     let package = workspace_root().join("fuzz");
     let artifacts = package.join("artifacts").join(target.to_string());
@@ -244,7 +246,7 @@ fn fuzz(target: Target, seconds: u32, programs: &Path, log: &Path) -> anyhow::Re
         .status()
         .with_context(|| format!("run {target}"))?;
     let took = start.elapsed().as_secs_f64();
-    // Inputs are quoted in it as they are.
+    // The log quotes inputs, which may not be UTF-8.
     let said = fs::read(log).with_context(|| format!("read {}", log.display()))?;
     let said = String::from_utf8_lossy(&said);
     let summary = Summary::read(&said);
@@ -288,7 +290,7 @@ impl fmt::Display for Target {
 // === impl Summary ===
 
 impl Summary {
-    /// Reads the output of libFuzzer.
+    /// Parses the output of libFuzzer.
     fn read(said: &str) -> Self {
         let mut summary = Self::default();
         for line in said.lines() {

@@ -1,21 +1,22 @@
-//! `cargo xtask generate`: files that are made from others and checked in.
+//! `cargo xtask generate`: generated files that are checked in.
 //!
-//! The protobuf types are checked in so that a build needs neither `protoc` nor a
-//! code generator in its dependency graph.
+//! The protobuf types are checked in so that a build needs neither `protoc` nor a code generator
+//! in its dependency graph.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use prost::Message as _;
 
-/// Reads `null` as an empty list or map.
+/// Attribute that reads `null` as an empty list or map.
 const NULL_AS_DEFAULT: &str = "deserialize_with = \"crate::json::null_as_default\"";
 
-/// Writes every generated file, or with `check` fails when one is stale.
+/// Writes every generated file or, with `check`, fails if one is stale.
 pub(crate) fn run(check: bool) -> anyhow::Result<()> {
     let root = workspace_root();
     let mut stale = Vec::new();
-    // The types are written before the program is built that has a command reference.
+    // Lazy, because the program that prints the reference is built from the types written
+    // before.
     let reference = std::iter::once_with(|| command_reference(&root));
     for file in protobuf(&root)?.into_iter().map(Ok).chain(reference) {
         let (path, content) = file?;
@@ -50,7 +51,7 @@ pub(crate) fn workspace_root() -> PathBuf {
         .map_or_else(PathBuf::new, Path::to_path_buf)
 }
 
-/// Each protobuf file with its package.
+/// Protobuf files with their packages.
 const PROTOS: [(&str, &str); 9] = [
     ("health_event.proto", "datamodels"),
     ("device.proto", "gpuwarden.device.v1alpha1"),
@@ -66,8 +67,8 @@ const PROTOS: [(&str, &str); 9] = [
     ("google_rpc.proto", "google.rpc"),
 ];
 
-/// Returns the Rust types of all protobuf files, one file for each package, and the descriptors
-/// that gRPC reflection tells.
+/// Returns the Rust types of all protobuf files, one file per package, and the descriptors for
+/// gRPC reflection.
 fn protobuf(root: &Path) -> anyhow::Result<Vec<(PathBuf, Vec<u8>)>> {
     let generated = root.join("crates/contract/src/generated");
     let compiled = protox::Compiler::new([root.join("proto")])?
@@ -87,13 +88,15 @@ fn protobuf(root: &Path) -> anyhow::Result<Vec<(PathBuf, Vec<u8>)>> {
 fn rust_types(root: &Path, proto: &str, package: &str) -> anyhow::Result<Vec<u8>> {
     let descriptors = protox::compile([proto], [root.join("proto")])
         .with_context(|| format!("compile proto/{proto}"))?;
-    // protox and prost-build may differ in their prost-types version: pass bytes between them.
+    // protox and prost-build may use different versions of prost-types, so the data is passed as
+    // bytes.
     let descriptors =
         prost_types::FileDescriptorSet::decode(descriptors.encode_to_vec().as_slice())?;
     let out = tempdir()?;
     let mut builder = tonic_prost_build::configure()
         .out_dir(&out)
-        // Ordered maps make the encoding of an event deterministic: its id is a hash of it.
+        // Ordered maps make the encoding of an event deterministic: its id is a hash of the
+        // encoding.
         .btree_map(".")
         .build_transport(false);
     // The public JSON form of an event, see `crates/contract/src/json.rs`.
@@ -123,7 +126,7 @@ fn rust_types(root: &Path, proto: &str, package: &str) -> anyhow::Result<Vec<u8>
     Ok(format!("{header}{generated}").into_bytes())
 }
 
-/// Returns the command reference, as the program itself prints it, and its path.
+/// Returns the command reference, as printed by the program, and its path.
 fn command_reference(root: &Path) -> anyhow::Result<(PathBuf, Vec<u8>)> {
     let output = std::process::Command::new(env!("CARGO"))
         .args([

@@ -1,5 +1,6 @@
-//! `cargo xtask gpu`: what only a machine with an NVIDIA GPU can show, held against NVIDIA's own
-//! tools. It needs a gpuwarden, `nvidia-smi` and, but for the enumeration, `python3`, and no Rust.
+//! `cargo xtask gpu`: checks on a machine with an NVIDIA GPU, against NVIDIA's own tools. They
+//! need a gpuwarden binary, `nvidia-smi` and, except for the enumeration, `python3`, but no
+//! Rust.
 
 mod cost;
 mod enumeration;
@@ -22,25 +23,25 @@ use serde_json::{Value, json};
 use self::{cost::Cost, enumeration::Listed, fault::FAULTS, watcher::Watcher};
 use crate::shell::{cargo, output, run as run_command, target_dir};
 
-/// Exit code where there is no GPU.
+/// Exit code if the machine has no GPU.
 const NO_GPU: u8 = 2;
-/// The jobs for the GPU.
+/// Python program with the jobs for the GPU.
 const JOBS: &str = include_str!("../gpu/cuda.py");
-/// Longest time of a job in seconds, start and compilation included, for a GPU that hangs.
+/// Time limit of a job in seconds, including start and compilation, in case the GPU hangs.
 const JOB_LIMIT_S: &str = "120";
-/// Longest time from a fault until it is seen. A line that says what one within the last minute has
-/// said is only counted, so a second run within a minute may not see its own.
+/// Longest time from a fault until it is reported. Repeats of a kernel log line within a minute
+/// are only counted, so a second run within a minute may miss its own fault.
 const SIGHT_LIMIT: Duration = Duration::from_secs(15);
-/// Time after the last sight in which what must not follow would: the driver's event and the line of
-/// the kernel log come one after the other.
+/// Time after the last event to wait for unwanted ones: the driver's event and the line of the
+/// kernel log arrive one after the other.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Pause before the events are asked for again.
+/// Interval between two requests for events.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
-/// Rounds of work with gpuwarden, and as many without.
+/// Number of rounds with gpuwarden, and of rounds without.
 const ROUNDS: usize = 5;
-/// Length of a round.
+/// Length of a round in seconds.
 const ROUND_S: f64 = 5.0;
-/// Launches from which the length of a round is told.
+/// Launches that are timed to choose the number per round.
 const TRIED_LAUNCHES: u32 = 1_000;
 
 #[derive(clap::Args)]
@@ -53,13 +54,13 @@ Examples:
 The last is for a machine without Rust: copy target/debug/xtask and target/release/gpuwarden there.
 Exits with 0 where all that could be seen is right, 1 where something is wrong, 2 without a GPU.")]
 pub(crate) struct Args {
-    /// What to check; all unless given.
+    /// Checks to run [default: all].
     #[arg(value_enum)]
     parts: Vec<Part>,
-    /// The gpuwarden that is checked [default: a release build, made now].
+    /// Binary of gpuwarden to check [default: a new release build].
     #[arg(long, value_name = "PATH")]
     gpuwarden: Option<PathBuf>,
-    /// File that the results are written to, as JSON.
+    /// Write the results to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -67,15 +68,16 @@ pub(crate) struct Args {
 #[derive(Clone, Copy, Debug, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 enum Part {
-    /// Are the GPUs those that nvidia-smi lists?
+    /// Compare gpuwarden's list of GPUs with that of nvidia-smi.
     Enumeration,
-    /// Is a CUDA program that faults seen, and judged as the application's doing?
+    /// Run a CUDA program that faults, and check that gpuwarden reports it as an application
+    /// error.
     Fault,
-    /// Does a job that computes take longer beside gpuwarden?
+    /// Compare the run time of a CUDA job with and without gpuwarden.
     Cost,
 }
 
-/// How a part, or something in it, came out.
+/// Result of a check, or of a part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
@@ -84,7 +86,7 @@ enum Verdict {
     Wrong,
 }
 
-/// The result of a part.
+/// A check with its result.
 #[derive(Serialize)]
 struct Finding {
     part: Part,
@@ -93,7 +95,7 @@ struct Finding {
     details: Value,
 }
 
-/// The answer of a job.
+/// Output of a job.
 #[derive(Deserialize)]
 struct Answer {
     pci: String,
@@ -103,15 +105,15 @@ struct Answer {
     error: String,
 }
 
-/// The machine, and what it is checked with.
+/// The machine, and the tools for the checks.
 struct Bench {
     gpuwarden: PathBuf,
     listed: Vec<Listed>,
-    /// The file with the jobs; removed on drop.
+    /// File with the jobs; removed on drop.
     jobs: tempfile::NamedTempFile,
 }
 
-/// Runs the parts; a part that fails is wrong, and the next is run.
+/// Runs the checks. A check that cannot run counts as failed, and the next one is run.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let listed = match enumeration::nvidia_smi() {
         Ok(listed) => listed,
@@ -181,8 +183,8 @@ impl Bench {
         Ok((verdict, said, json!(rows)))
     }
 
-    /// Faults beside two: where the kernel's log is read the driver's own events are left out, so
-    /// each way takes a gpuwarden of its own.
+    /// Runs the faults under two instances of gpuwarden: one that reads the kernel log ignores
+    /// the driver's own events, so each source needs an instance.
     fn fault(&self) -> anyhow::Result<(Verdict, String, Value)> {
         let mut watchers = [
             ("kernel-log", Watcher::start(&self.gpuwarden, Some("auto"))?),
@@ -272,7 +274,7 @@ impl Bench {
         ))
     }
 
-    /// Runs a job on the GPU, and returns its answer.
+    /// Runs a job on the GPU. Returns its output.
     fn job(&self, args: &[&str]) -> anyhow::Result<Answer> {
         let mut command = Command::new("timeout");
         command.args([JOB_LIMIT_S, "python3"]).arg(self.jobs.path());
@@ -281,7 +283,7 @@ impl Bench {
     }
 }
 
-/// Returns the result of a part whose job did not run, as on a machine without python3 or CUDA.
+/// Returns the result of a check whose job did not run, as on a machine without python3 or CUDA.
 fn not_run(error: &anyhow::Error) -> (Verdict, String, Value) {
     let said = format!("{error:#}");
     let last = said.lines().last().unwrap_or_default();

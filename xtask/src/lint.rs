@@ -1,7 +1,7 @@
-//! `cargo xtask lint`: the rules of the house that the compiler does not know.
+//! `cargo xtask lint`: rules of this repository that the compiler does not know.
 //!
-//! ARCHITECTURE.md says what they are for. Each rule is a module that finds
-//! [`Finding`]s; all of them are shown, and one is enough to fail.
+//! ARCHITECTURE.md gives the reasons. Each rule is a module that returns [`Finding`]s. All
+//! findings are printed, and one is enough to fail.
 
 mod containerfile;
 mod dependencies;
@@ -25,27 +25,27 @@ use crate::{
     shell::{cargo, output},
 };
 
-/// The platform whose dependencies are looked at.
+/// Platform whose dependencies are checked.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
-/// One breach of a rule.
+/// A violation of a rule.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
-    /// Relative to the repository.
+    /// Path relative to the repository.
     file: PathBuf,
-    /// 0 where the whole file is meant.
+    /// Line number; 0 for the whole file.
     line: usize,
     message: String,
 }
 
-/// Checks all rules; fails with the number of findings, which are printed.
+/// Checks all rules and prints the findings. Fails if there are any.
 pub(crate) fn run() -> anyhow::Result<()> {
     let root = workspace_root();
     let metadata = ["metadata", "--no-deps", "--format-version=1"];
     let metadata = serde_json::from_str(&output(cargo().args(metadata))?)
         .context("read the output of cargo metadata")?;
     let mut findings = floors::check(&metadata, &root);
-    // Of other systems cargo would have to fetch the sources first.
+    // For other platforms, cargo would have to fetch more sources first.
     let all = [
         "metadata",
         "--locked",
@@ -73,7 +73,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     }
 }
 
-/// Returns the path as seen from the root of the repository.
+/// Returns the path relative to the root of the repository.
 fn relative(path: &Path, root: &Path) -> PathBuf {
     path.strip_prefix(root).unwrap_or(path).to_owned()
 }

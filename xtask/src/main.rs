@@ -33,40 +33,42 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Install and build what the tests need, into the user's cache directory.
+    /// Install and build the components that tests need, into the user's cache directory.
     ///
-    /// Kept in ~/.cache/gpuwarden, or below `$XDG_CACHE_HOME`, by a hash of the sources: other
-    /// clones share it, and a second run has nothing to do. The first takes about twenty minutes on
-    /// two cores, ten of them for an older Kubernetes. Ends with exit code 1 where something is
-    /// missing that it cannot install.
+    /// They are kept in ~/.cache/gpuwarden, or below `$XDG_CACHE_HOME`, by a hash of their
+    /// sources: other clones share them, and a second run has nothing to do. The first takes
+    /// about twenty minutes on two cores, ten of them for an older Kubernetes. Exits with code 1
+    /// if a component is missing that it cannot install.
     Setup(setup::Args),
-    /// Run all tests, set-up included.
+    /// Run all tests, after the set-up.
     ///
-    /// A test whose component is missing is skipped and listed at the end; with CI=true a skip is
-    /// a failure.
+    /// A test whose component is missing is skipped and listed at the end; with CI=true a skip
+    /// is a failure.
     Test(test::Args),
-    /// Check what is quick to check: format, clippy, lint, fuzz targets, unit tests.
+    /// Run the quick checks: format, clippy, lint, fuzz targets, unit tests.
     Check,
-    /// Check the rules of the house: floors, purity, file sizes, named tests, licences.
+    /// Check the rules of this repository: floors, purity, file sizes, prose, named tests,
+    /// licences.
     Lint,
     /// Write the generated files: protobuf types and `docs/cli.md`.
     Generate {
-        /// Write nothing; fail when a generated file is stale.
+        /// Write nothing; fail if a generated file is stale.
         #[arg(long)]
         check: bool,
     },
-    /// Feed arbitrary input to what takes input from outside.
+    /// Fuzz the parsers of untrusted input.
     Fuzz(fuzz::Args),
-    /// Run what takes long: 1,000 kills in a stream of events, ten minutes beside a hostile process
-    /// and of each fuzz target.
+    /// Run the long tests: 1,000 kills in a stream of events, ten minutes beside a hostile
+    /// process, and ten minutes of each fuzz target.
     Soak(soak::Args),
-    /// Look whether the simulation notices guards that are taken out of the decisions.
+    /// Check that tests fail once a guard is removed from the decisions.
     Mutants,
-    /// Measure the product under a load, in a test cluster or on its own.
+    /// Measure the product under load, in a test cluster or on its own.
     Bench(bench::Args),
-    /// Check what only a machine with an NVIDIA GPU shows: its GPUs, XIDs, and the cost of watching.
+    /// Check gpuwarden on a machine with an NVIDIA GPU: its GPUs, XIDs, and the cost of
+    /// watching.
     Gpu(gpu::Args),
-    /// Keep a test control plane for hand use.
+    /// Run a test control plane for manual use.
     Env {
         #[command(subcommand)]
         command: environment::Command,

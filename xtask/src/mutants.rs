@@ -1,6 +1,6 @@
-//! `cargo xtask mutants`: takes guards out of the decisions, and looks whether the tests notice that hold them:
-//! the simulation, for one guard at a time, and named tests of the parts that the simulation lacks. Tests that do
-//! not notice would find no fault of ours either.
+//! `cargo xtask mutants`: removes guards from the decisions, and checks that tests fail: the
+//! simulation, for one guard at a time, and named tests for the parts that the simulation does
+//! not cover. Tests that miss a removed guard would miss a bug of ours as well.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::{
     shell::{cargo, output, run as run_command, step, target_dir},
 };
 
-/// A guard: its file below `crates`, its text, and what is put in its place.
+/// A guard: its file below `crates`, its text, and the replacement.
 struct Guard {
     what: &'static str,
     file: &'static str,
@@ -21,15 +21,15 @@ struct Guard {
     without: &'static str,
 }
 
-/// A guard that a named test holds.
+/// A guard that is covered by a named test.
 struct Held {
     guard: Guard,
-    /// The package of the test.
+    /// Package of the test.
     package: &'static str,
     test: &'static str,
 }
 
-/// Guards that the simulation holds.
+/// Guards that the simulation covers.
 const SIMULATED: [Guard; 10] = [
     Guard {
         what: "a cordon that was there before stays",
@@ -93,7 +93,8 @@ const SIMULATED: [Guard; 10] = [
     },
 ];
 
-/// Guards that named tests hold, each of another part of the decisions: they are taken out together, for one build.
+/// Guards that named tests cover, each in another part of the decisions. All are removed
+/// together, for a single build.
 const HELD: [Held; 5] = [
     Held {
         guard: Guard {
@@ -147,18 +148,18 @@ const HELD: [Held; 5] = [
     },
 ];
 
-/// The test of the simulation, and what it says where it has found something.
+/// Name of the simulation test, and its output for a finding.
 const SIMULATION: (&str, &str) = (
     "simulate::tests::nothing_breaks_an_invariant",
     "violation: Some(",
 );
-/// Runs of the simulation in which a guard is to be missed: each has another seed, and one run of the least often
-/// needed guard finds nothing about once in ten times.
+/// Runs of the simulation per guard, each with another seed: one run misses the most rarely
+/// needed guard in about one of ten cases.
 const RUNS: usize = 4;
-/// What a test says that has failed.
+/// Output of a failed test.
 const FAILED: &str = "test result: FAILED. 0 passed; 1 failed";
 
-/// Takes each guard out of a copy of the sources; fails where its test does not notice.
+/// Removes each guard in a copy of the sources. Fails if its test still passes.
 pub(crate) fn run() -> anyhow::Result<()> {
     let target = target_dir()?;
     let copy = target.join("mutants");
@@ -194,7 +195,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies what the tests are built from; registry crates are built once for both.
+/// Copies the sources that the tests are built from. Crates of the registry are built once for
+/// both.
 fn copy_sources(copy: &Path) -> anyhow::Result<()> {
     let mut git = Command::new("git");
     git.current_dir(workspace_root()).args([
@@ -217,7 +219,7 @@ fn copy_sources(copy: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs while guards are taken out of the copy.
+/// Runs `work` while guards are removed in the copy.
 fn without<'a, T>(
     guards: impl IntoIterator<Item = &'a Guard>,
     copy: &Path,
@@ -245,7 +247,7 @@ fn without<'a, T>(
     ran
 }
 
-/// The unit tests of a package of the copy.
+/// Unit tests of a package in the copy.
 struct Tests<'a> {
     package: &'static str,
     copy: &'a Path,
@@ -269,7 +271,8 @@ impl Tests<'_> {
         run_command(&mut self.command(&["--no-run"]))
     }
 
-    /// Runs one test. Returns what it says; fails where it passes, or does not say this.
+    /// Runs one test. Returns its output. Fails if the test passes, or if the output lacks
+    /// `says`.
     fn notice(&self, test: &str, says: &str) -> anyhow::Result<String> {
         let ran = self.command(&["--", "--exact", test]).output()?;
         let said = String::from_utf8_lossy(&ran.stdout).into_owned();

@@ -1,8 +1,8 @@
-//! `cargo xtask setup`: what the tests need beyond Rust.
+//! `cargo xtask setup`: installs the components that tests need beyond Rust.
 //!
-//! What is built is made beside its place and then renamed, so that a build that was
-//! killed leaves nothing that looks whole; a lock keeps two set-ups apart. Where a
-//! component belongs, and whether it is there, is [`testkit::components`]' business.
+//! A component is built beside its place and then renamed, so that an interrupted build leaves
+//! nothing that looks complete. A lock excludes a second set-up. [`testkit::components`] defines
+//! the place of each component, and finds the installed ones.
 
 use std::{
     env,
@@ -22,7 +22,7 @@ use crate::shell;
 
 mod vendors;
 
-/// The programs that the multi-call binary holds.
+/// Programs in the multi-call binary.
 const CONTROL_PLANE_PROGRAMS: [&str; 5] = [
     "etcd",
     "kube-apiserver",
@@ -31,7 +31,7 @@ const CONTROL_PLANE_PROGRAMS: [&str; 5] = [
     "kubectl",
 ];
 
-/// The packages from which Kubernetes' programs take the version that they report.
+/// Packages that hold the version reported by Kubernetes' programs.
 const VERSION_PACKAGES: [&str; 2] = [
     "k8s.io/component-base/version",
     "k8s.io/client-go/pkg/version",
@@ -39,29 +39,29 @@ const VERSION_PACKAGES: [&str; 2] = [
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only say what is there and what is missing.
+    /// Only report the present and the missing components.
     #[arg(long)]
     check: bool,
-    /// The Kubernetes versions to set up: 1.35, 1.36 or 1.37.
+    /// Kubernetes versions to set up: 1.35, 1.36 or 1.37.
     #[arg(long, value_name = "VERSION", default_values_t = DEFAULT_VERSIONS)]
     kubernetes: Vec<Version>,
 }
 
-/// The versions that the tests run on. Those before the newest are for a few tests, and take ten minutes
-/// each to build: on a machine that has none these are skipped, but under CI.
+/// Versions that the tests run on. The older ones are for a few tests and take ten minutes each
+/// to build: without them, these tests are skipped, except under CI.
 const DEFAULT_VERSIONS: [Version; 3] = [Version::LATEST, Version::V1_36, Version::V1_35];
 
-/// The result of looking for, or installing, a component.
+/// Result of finding or installing a component.
 enum Outcome {
     Present(PathBuf),
     Installed(PathBuf, f64),
     Missing(String),
 }
 
-/// The packages of a machine within this one, and of what it boots.
+/// Debian packages of the emulator and of the guest's programs.
 const GUEST_PACKAGES: [&str; 3] = ["qemu-system-x86", "busybox-static", "linux-image-amd64"];
 
-/// Sets up, or checks, and fails where something stays missing.
+/// Sets up the components, or checks them. Fails if one is still missing.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let missing = set_up(with_fuzzer(&args.kubernetes), !args.check)?;
     if missing.is_empty() {
@@ -73,8 +73,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     )
 }
 
-/// Sets up what the tests need; under CI also what few of them need. Returns the names of what
-/// stays missing.
+/// Sets up the components that tests need; under CI also those for a few tests. Returns the
+/// names of the missing ones.
 pub(crate) fn for_tests() -> anyhow::Result<Vec<String>> {
     let versions = if in_ci() {
         &DEFAULT_VERSIONS[..]
@@ -84,12 +84,12 @@ pub(crate) fn for_tests() -> anyhow::Result<Vec<String>> {
     set_up(components(versions), true)
 }
 
-/// Sets up what the soak needs. Returns the names of what stays missing.
+/// Sets up the components for the soak. Returns the names of the missing ones.
 pub(crate) fn for_soak() -> anyhow::Result<Vec<String>> {
     set_up(with_fuzzer(&[Version::LATEST]), true)
 }
 
-/// Returns what the tests need for these versions.
+/// Returns the components that tests with these versions need.
 fn components(versions: &[Version]) -> Vec<Component> {
     let planes = versions.iter().copied().map(Component::ControlPlane);
     let rest = [
@@ -104,19 +104,19 @@ fn components(versions: &[Version]) -> Vec<Component> {
         Component::KernelLog,
         Component::FileSystem,
     ];
-    // Those that take long to build come last: most tests can run beside.
+    // Components that take long to build come last: most tests do not wait for them.
     rest.into_iter().chain(planes).collect()
 }
 
-/// Returns [`components`] and what the fuzzer needs.
+/// Returns [`components`] and those of the fuzzer.
 fn with_fuzzer(versions: &[Version]) -> Vec<Component> {
     let mut all = components(versions);
     all.push(Component::CxxCompiler);
     all
 }
 
-/// Looks for the components, and installs those that are missing where it may. Returns the names of
-/// what stays missing.
+/// Finds the components, and installs missing ones if permitted. Returns the names of those
+/// still missing.
 fn set_up(components: Vec<Component>, install_missing: bool) -> anyhow::Result<Vec<String>> {
     let mut held = None;
     for component in &components {
@@ -146,7 +146,7 @@ fn set_up(components: Vec<Component>, install_missing: bool) -> anyhow::Result<V
     Ok(missing)
 }
 
-/// Waits for its turn: there is one set-up at a time for all clones.
+/// Waits for the lock: one set-up runs at a time for all clones.
 fn lock() -> anyhow::Result<File> {
     let dir = cache_dir()?;
     fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
@@ -165,7 +165,8 @@ fn lock() -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// Installs one component. A machine that cannot is an outcome, not an error.
+/// Installs one component. Returns an outcome, not an error, on a machine that does not permit
+/// it.
 fn install(component: Component) -> anyhow::Result<Outcome> {
     let start = Instant::now();
     let Some(place) = component.built_path()? else {
@@ -191,7 +192,7 @@ fn install(component: Component) -> anyhow::Result<Outcome> {
         }),
         Component::DriverLibraries => into_place(&place, vendors::fetch_drivers),
         Component::VendorWheels => into_place(&place, vendors::fetch_wheels),
-        // DIR/bin/python
+        // The layout is DIR/bin/python.
         _ => into_place(&parent(&parent(&place)?)?, make_python),
     };
     match built {
@@ -207,11 +208,11 @@ fn parent(path: &Path) -> anyhow::Result<PathBuf> {
         .to_owned())
 }
 
-/// Fills a directory beside its place and renames it once it is whole.
+/// Fills a directory beside its place, and renames it once it is complete.
 fn into_place(place: &Path, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let tools = parent(place)?;
     fs::create_dir_all(&tools).with_context(|| format!("make {}", tools.display()))?;
-    // We hold the set-up's lock: what is partial now was left by one that was killed.
+    // The lock is held: partial directories were left by a killed set-up.
     for entry in fs::read_dir(&tools)? {
         let path = entry?.path();
         if path
@@ -230,7 +231,7 @@ fn into_place(place: &Path, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> a
     fs::create_dir(&partial).with_context(|| format!("make {}", partial.display()))?;
     fill(&partial)?;
     if place.exists() {
-        // It was there and did not serve.
+        // The place holds a component that does not work.
         fs::remove_dir_all(place).with_context(|| format!("remove {}", place.display()))?;
     }
     fs::rename(&partial, place).with_context(|| format!("make {}", place.display()))
@@ -245,7 +246,7 @@ fn go(verb: &str) -> anyhow::Result<Command> {
     };
     let mut go = Command::new(program);
     go.arg(verb).current_dir(sources().join("controlplane"));
-    // No C compiler needed; and a go.work above this directory would change what is built.
+    // Avoids the need for a C compiler, and the effect of a go.work above this directory.
     go.env("CGO_ENABLED", "0").env("GOWORK", "off");
     Ok(go)
 }
@@ -262,7 +263,7 @@ fn build_control_plane(version: Version, place: &Path) -> anyhow::Result<()> {
         .split_once('.')
         .context("a version without a dot")?;
     let [trimpath, linker] = GO_FLAGS;
-    // Unstamped, the API server reports a version that clients cannot parse.
+    // Without the stamp, the API server reports a version that clients cannot parse.
     let stamp = VERSION_PACKAGES.map(|package| {
         format!(
             "-X {package}.gitVersion={release} -X {package}.gitMajor={major} \
@@ -281,7 +282,7 @@ fn build_control_plane(version: Version, place: &Path) -> anyhow::Result<()> {
     })
 }
 
-/// Returns the release that a module file pins, as in `v1.37.1`.
+/// Returns the release that a module file pins, in the form `v1.37.1`.
 fn kubernetes_release(module: &str) -> Option<&str> {
     module.lines().find_map(|line| {
         let mut words = line.split_whitespace();
@@ -291,8 +292,8 @@ fn kubernetes_release(module: &str) -> Option<&str> {
     })
 }
 
-/// Makes a virtual environment. It is renamed afterwards, which its interpreter does not mind; only
-/// the scripts in its `bin` would, and nobody calls those.
+/// Creates a virtual environment, which is renamed afterwards. The interpreter supports that.
+/// The scripts in its `bin` do not, and are not used.
 fn make_python(dir: &Path) -> anyhow::Result<()> {
     let Some(python) = find_program("python3") else {
         bail!("needs python3, which is not on the PATH");
@@ -306,7 +307,7 @@ fn make_python(dir: &Path) -> anyhow::Result<()> {
         )
     };
     if let Err(error) = venv() {
-        // Debian splits off what makes a virtual environment.
+        // Debian has virtual environments in a package of their own.
         install_package("python3-venv").with_context(|| format!("{error:#}"))?;
         venv()?;
     }
@@ -330,7 +331,7 @@ fn make_python(dir: &Path) -> anyhow::Result<()> {
     .map(drop)
 }
 
-/// Installs a component that Debian packages make.
+/// Installs a component from Debian packages.
 fn install_from_packages(
     component: Component,
     packages: &[&str],
@@ -350,7 +351,7 @@ fn install_from_packages(
     Ok(Outcome::Installed(path, start.elapsed().as_secs_f64()))
 }
 
-/// Installs a Debian package; says what to do where that is not for us to do.
+/// Installs a Debian package. Without the rights to do so, returns an instruction.
 fn install_package(package: &str) -> anyhow::Result<()> {
     let Some(apt) = find_program("apt-get") else {
         bail!("no apt-get here: install {package} yourself");

@@ -1,4 +1,4 @@
-//! Running other programs.
+//! Execution of other programs.
 
 use std::{
     env,
@@ -10,18 +10,18 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-/// Returns the command of the cargo that runs us.
+/// Returns the command of the cargo that runs this program.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(crate::generate::workspace_root());
-    // What `cargo run` sets for us is not meant for the cargo that we start.
+    // Variables that `cargo run` sets for this program must not affect the child cargo.
     command
         .env_remove("CARGO_MANIFEST_DIR")
         .env_remove("CARGO_PKG_NAME");
     command
 }
 
-/// Returns the directory that cargo builds into.
+/// Returns the target directory of cargo.
 pub(crate) fn target_dir() -> anyhow::Result<PathBuf> {
     let metadata = output(cargo().args(["metadata", "--no-deps", "--format-version=1"]))?;
     let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
@@ -33,7 +33,7 @@ pub(crate) fn target_dir() -> anyhow::Result<PathBuf> {
         .into())
 }
 
-/// Runs the command with its output shown; fails when it does.
+/// Runs the command with its output shown. Fails if the command fails.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     let shown = show(command);
     let status = command.status().with_context(|| format!("run {shown}"))?;
@@ -43,8 +43,8 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the command and returns its standard output; its error output is quoted when
-/// it fails.
+/// Runs the command and returns its standard output. If the command fails, the error quotes its
+/// standard error.
 pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
     let shown = show(command);
     let output = command
@@ -62,7 +62,7 @@ pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs one step and says how long it took.
+/// Runs one step and prints its duration.
 pub(crate) fn step(name: &str, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     println!("==> {name}");
     let start = Instant::now();

@@ -1,6 +1,7 @@
-//! `cargo xtask soak`: what takes too long for every run. The product killed a thousand times in
-//! a stream of events and in the middle of a large burst, a simulation of ten million steps, an unprivileged
-//! process and strangers at every port that do what they can, and minutes of every fuzz target.
+//! `cargo xtask soak`: tests that take too long for every run. They kill the product a thousand
+//! times in a stream of events and during a large burst, run a simulation of ten million steps,
+//! attack the product from an unprivileged process and at every port, and run every fuzz target
+//! for minutes.
 
 use crate::{
     fuzz, setup,
@@ -9,8 +10,8 @@ use crate::{
 
 /// Steps of the simulation.
 const STEPS: u32 = 10_000_000;
-/// Nodes that fail at once in the burst: as many as NVSentinel was measured with, of which
-/// it never cordoned 201 after a kill.
+/// Nodes that fail at once in the burst: as many as in the measurement of NVSentinel, which
+/// after a kill never cordoned 201 of them.
 const BURST: u32 = 375;
 
 #[derive(clap::Args)]
@@ -20,20 +21,20 @@ const BURST: u32 = 375;
                   The defaults are those of a release. The second example is for a change that \
                   concerns crashes or parsers.")]
 pub(crate) struct Args {
-    /// Number of times that the product is killed with SIGKILL while 2,000 events come in: once as
-    /// one process, and once as agent and controller.
+    /// Number of kills with SIGKILL while 2,000 events arrive: once with a single process, and
+    /// once with agent and controller.
     #[arg(long, default_value_t = 1_000)]
     kills: u32,
-    /// Seconds that each fuzz target, the unprivileged process, strangers at the ports, and BMCs run; 0 leaves them
-    /// out.
+    /// Seconds for each fuzz target, the unprivileged process, the attacks on ports, and the
+    /// BMCs; 0 skips them.
     #[arg(long, default_value_t = 600)]
     seconds: u32,
-    /// Run only the unprivileged process, the strangers and the BMCs.
+    /// Run only the unprivileged process, the attacks on ports and the BMCs.
     #[arg(long, conflicts_with = "kills")]
     hostile: bool,
 }
 
-/// Runs it all; fails at the first finding.
+/// Runs all parts. Fails at the first finding.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     step("set-up", || setup::for_soak().map(drop))?;
     if args.hostile {
@@ -74,9 +75,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     step("fuzz targets", || fuzz::run(&fuzz::Args::all(args.seconds)))
 }
 
-/// Runs real faults beside a process of another user that attacks, then what somebody may ask beside strangers
-/// at each port, then BMCs that answer anything; each ends with the round under way.
-/// The second in which each has to cordon is that of the product as it is shipped.
+/// Runs real faults beside an attacking process of another user, then requests beside attackers
+/// at each port, then BMCs that send arbitrary responses. Each part ends after the round in
+/// progress. Uses the release build, because each cordon must take less than a second.
 fn hostile(seconds: u32) -> anyhow::Result<()> {
     step("release build", || {
         run_command(cargo().args(["build", "--release", "--package", "gpuwarden"]))
@@ -88,9 +89,10 @@ fn hostile(seconds: u32) -> anyhow::Result<()> {
                 .args(["test", "--package", "gpuwarden", "--test", "e2e"])
                 .args(["--", "whatever_an_unprivileged_process_does"])
                 .args(["whatever_strangers_do", "--nocapture"])
-                // Beside strangers no cordon need take less than a second.
+                // One at a time: the test with attackers at the ports sets no limit for a
+                // cordon, and must not slow down the other one.
                 .args(["--test-threads", "1"])
-                // A soak that is skipped is none.
+                // Under CI, a skip is a failure.
                 .env("CI", "true")
                 .env("GPUWARDEN_BIN", &product)
                 .env("GPUWARDEN_SOAK_SECONDS", seconds.to_string()),

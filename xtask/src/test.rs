@@ -1,4 +1,4 @@
-//! `cargo xtask test`: set-up, build, all tests, and what was skipped.
+//! `cargo xtask test`: set-up, build, all tests, and the list of skips.
 
 use std::{
     collections::BTreeSet,
@@ -17,8 +17,7 @@ use crate::{
     shell::{cargo, run as run_command, step, target_dir},
 };
 
-/// Tests of the whole product that run at once. They wait for processes and for what a cluster
-/// does, and compute little.
+/// Concurrent tests of the whole product. They mostly wait for processes and for the cluster.
 const PRODUCT_THREADS: usize = 5;
 
 #[derive(clap::Args)]
@@ -28,15 +27,16 @@ Examples:
   cargo xtask test -- -p gpuwarden-testkit
   cargo xtask test -- -p gpuwarden --test e2e quarantine")]
 pub(crate) struct Args {
-    /// Take what is set up already, and install nothing.
+    /// Use the installed components, and install nothing.
     #[arg(long)]
     no_setup: bool,
-    /// Arguments for 'cargo test': packages, names, and after another '--' those of the tests.
+    /// Arguments for 'cargo test': packages, names, and after another '--' arguments for the
+    /// tests.
     #[arg(last = true)]
     args: Vec<String>,
 }
 
-/// Runs everything and fails when a test fails or, under CI, when one was skipped.
+/// Runs all tests. Fails if a test fails or, under CI, is skipped.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.no_setup {
         step("set-up", || setup::for_tests().map(drop))?;
@@ -47,13 +47,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         if names_package(&args.args) {
             run_command(build.args(["--package", "gpuwarden"]))
         } else {
-            // With the tests: the same features, so nothing is built twice.
+            // Built with the tests, with the same features, so that nothing is built twice.
             run_command(build.args(["--tests", "--workspace"]))
         }
     })?;
     let binary = target_dir()?.join("debug/gpuwarden");
     let skips = tempfile::NamedTempFile::new()?;
-    // Between two test binaries nobody uses the shared control planes: keep them up.
+    // Keeps the shared control planes running between two test binaries.
     let _held = hold_control_planes()?;
     let mut tested = Ok(());
     for (name, mut command) in test_commands(&args.args) {
@@ -77,7 +77,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the `cargo test` commands, each with a name: one for what `args` choose, or two for all.
+/// Returns the named `cargo test` commands: one for the tests that `args` select, or two for
+/// all.
 fn test_commands(args: &[String]) -> Vec<(&'static str, Command)> {
     let test = |all: &[&str]| {
         let mut command = cargo();
@@ -94,8 +95,8 @@ fn test_commands(args: &[String]) -> Vec<(&'static str, Command)> {
         chosen.args(args);
         return vec![("tests", chosen)];
     }
-    // With the workspace, though these are of one package: the same features, so nothing is built
-    // twice.
+    // All are of one package, but selected in the workspace: with the same features, nothing is
+    // built twice.
     let product = ["--workspace", "--bin", "gpuwarden", "--test", "e2e"];
     let mut product = test(&product);
     product.args(["--", "--test-threads", &PRODUCT_THREADS.to_string()]);
@@ -106,7 +107,7 @@ fn test_commands(args: &[String]) -> Vec<(&'static str, Command)> {
     ]
 }
 
-/// Returns true if the arguments for cargo, not those for the tests, choose packages.
+/// Returns true if the arguments for cargo, not those for the tests, select packages.
 fn names_package(args: &[String]) -> bool {
     args.iter()
         .take_while(|arg| *arg != "--")
@@ -124,7 +125,7 @@ fn hold_control_planes() -> anyhow::Result<Vec<File>> {
     Ok(held)
 }
 
-/// Returns each skip once: a test that needs a thing twice says so twice.
+/// Returns each skip once: a test may report the same skip several times.
 fn read_skips(noted: &str) -> BTreeSet<&str> {
     noted.lines().filter(|line| !line.is_empty()).collect()
 }

@@ -1,20 +1,20 @@
-//! What gpuwarden costs a job that computes: rounds of the same work with it and without it.
+//! The cost of gpuwarden for a CUDA job: rounds of the same work with it and without it.
 
 use serde::Serialize;
 
-/// A `Cost` compares rounds of the same work, in seconds.
+/// Comparison of rounds of the same work, in seconds.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Cost {
     pub(super) median_with: f64,
     pub(super) median_without: f64,
-    /// By how much the rounds without gpuwarden differ.
+    /// Spread of the rounds without gpuwarden.
     pub(super) spread: f64,
-    /// With gpuwarden the median is not longer than without it by more than the spread.
+    /// True if the difference of the medians, with and without gpuwarden, is within the spread.
     pub(super) is_noise: bool,
 }
 
 impl Cost {
-    /// Compares rounds; `None` where there are none.
+    /// Compares rounds; `None` without rounds.
     pub(super) fn of(with: &[f64], without: &[f64]) -> Option<Self> {
         let sorted = |rounds: &[f64]| {
             let mut rounds = rounds.to_vec();

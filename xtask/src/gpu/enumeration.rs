@@ -1,4 +1,4 @@
-//! Whether gpuwarden names the GPUs as `nvidia-smi` does.
+//! Comparison of gpuwarden's list of GPUs with that of `nvidia-smi`.
 
 use std::process::Command;
 
@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 const MIB: u64 = 1024 * 1024;
-/// What `nvidia-smi` is asked for each GPU (`nvidia-smi --help-query-gpu`), and its key in `gpuwarden
-/// devices` or in `gpu_metadata.json`.
+/// Properties to query from `nvidia-smi` (`nvidia-smi --help-query-gpu`), with their keys in
+/// `gpuwarden devices` or in `gpu_metadata.json`.
 const FIELDS: [(&str, &str); 7] = [
     ("index", "index"),
     ("uuid", "name"),
@@ -19,14 +19,14 @@ const FIELDS: [(&str, &str); 7] = [
     ("driver_version", "driver_version"),
 ];
 
-/// A GPU as `nvidia-smi` lists it; a field that it does not tell is `None`.
+/// A GPU in the list of `nvidia-smi`; a property without a value is `None`.
 #[derive(Debug)]
 pub(super) struct Listed {
     values: [Option<String>; FIELDS.len()],
     mig_devices: usize,
 }
 
-/// A field of a GPU, from both.
+/// A property of a GPU, from both.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     gpu: String,
@@ -36,7 +36,7 @@ pub(super) struct Row {
     pub(super) is_same: bool,
 }
 
-/// Returns the GPUs that `nvidia-smi` lists; fails with why there are none.
+/// Returns the GPUs that `nvidia-smi` lists. Without GPUs, returns its message as the error.
 pub(super) fn nvidia_smi() -> anyhow::Result<Vec<Listed>> {
     let query = format!("--query-gpu={}", FIELDS.map(|(field, _)| field).join(","));
     parse(
@@ -45,7 +45,7 @@ pub(super) fn nvidia_smi() -> anyhow::Result<Vec<Listed>> {
     )
 }
 
-/// Returns what it says; also why it fails stands on its standard output.
+/// Returns the output of `nvidia-smi`, which prints errors on its standard output as well.
 fn run(args: &[&str]) -> anyhow::Result<String> {
     let output = Command::new("nvidia-smi").args(args).output();
     let output = output.context("nvidia-smi cannot be run")?;
@@ -55,7 +55,7 @@ fn run(args: &[&str]) -> anyhow::Result<String> {
     Ok(said)
 }
 
-/// Reads its CSV, and its list, in which the MIG devices of a GPU stand below it.
+/// Parses the CSV output, and the list that names the MIG devices below their GPU.
 fn parse(csv: &str, list: &str) -> anyhow::Result<Vec<Listed>> {
     let mut gpus = Vec::new();
     for line in csv.lines().filter(|line| !line.trim().is_empty()) {
@@ -63,7 +63,7 @@ fn parse(csv: &str, list: &str) -> anyhow::Result<Vec<Listed>> {
         let cells = <[&str; FIELDS.len()]>::try_from(cells);
         let cells = cells.map_err(|_| anyhow::anyhow!("nvidia-smi says: {line}"))?;
         gpus.push(Listed {
-            // "[N/A]" and "[Not Supported]" say nothing.
+            // "[N/A]" and "[Not Supported]" are missing values.
             values: cells.map(|cell| (!cell.starts_with('[')).then(|| cell.to_owned())),
             mig_devices: 0,
         });
@@ -80,7 +80,8 @@ fn parse(csv: &str, list: &str) -> anyhow::Result<Vec<Listed>> {
     Ok(gpus)
 }
 
-/// Returns each field of each GPU as both name it; what `nvidia-smi` does not tell is not compared.
+/// Returns the properties of each GPU from both. Those without a value in `nvidia-smi` are
+/// omitted.
 pub(super) fn compare(listed: &[Listed], devices: &[Value], metadata: &Value) -> Vec<Row> {
     let counts = [listed.len(), devices.len()].map(|count| Some(count.to_string()));
     let mut rows = vec![row("all", "GPUs", counts)];
@@ -101,7 +102,7 @@ pub(super) fn compare(listed: &[Listed], devices: &[Value], metadata: &Value) ->
     rows
 }
 
-/// Returns a value of ours in the unit of `nvidia-smi`.
+/// Returns one of our values in the unit of `nvidia-smi`.
 fn shown(value: &Value, field: &str) -> Option<String> {
     match value.as_u64() {
         Some(bytes) if field == "memory.total" => Some((bytes / MIB).to_string()),
@@ -125,7 +126,8 @@ fn row(gpu: &str, field: &'static str, [nvidia_smi, gpuwarden]: [Option<String>;
     }
 }
 
-/// Returns a PCI address with a domain of four digits, as sysfs has it: `nvidia-smi` writes eight.
+/// Returns a PCI address with a domain of four digits, as sysfs has it: `nvidia-smi` writes
+/// eight.
 pub(super) fn pci(address: &str) -> String {
     let address = address.to_ascii_lowercase();
     let is_long = address.find(':') == Some(8);
@@ -133,7 +135,7 @@ pub(super) fn pci(address: &str) -> String {
     short.map_or(address.clone(), str::to_owned)
 }
 
-/// Prints the fields as a table.
+/// Prints the properties as a table.
 pub(super) fn print(rows: &[Row]) {
     for row in rows {
         let verdict = match (&row.nvidia_smi, row.is_same) {
@@ -174,7 +176,8 @@ GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f)
 GPU 1: NVIDIA GeForce RTX 4090 (UUID: GPU-a3b1c2d4-0000-4000-8000-000000000001)
 ";
 
-    /// Returns what differs when a value of ours, of the devices or the metadata, is another.
+    /// Returns the properties that differ once a value of the devices or the metadata is
+    /// changed.
     fn differing(changed: &str, to: Value) -> Vec<&'static str> {
         let mut ours = json!({
             "devices": [

@@ -1,19 +1,19 @@
-//! Whether a CUDA program that faults on purpose is seen, and judged as the application's doing.
+//! Check that a deliberate fault of a CUDA program is reported as an error of the application.
 
 use serde_json::Value;
 
 use super::{Verdict, enumeration::pci};
 
-/// The jobs that fault, and the XID of each: a store to an address that is not mapped is one of the
-/// memory management unit, and a misaligned one an exception of the compute engine (NVIDIA's XID
-/// catalogue). Both are in our catalogue as the application's, not fatal, and ask for nothing.
+/// Jobs that fault, and the XID of each: a store to an unmapped address faults in the memory
+/// management unit, and a misaligned one in the compute engine (NVIDIA's XID catalogue). Our
+/// catalogue has both as errors of the application, not fatal and without an action.
 pub(super) const FAULTS: [(&str, &str); 2] = [("null-store", "31"), ("misaligned-store", "13")];
 
-/// The condition of a GPU that the application's XIDs leave alone.
+/// Condition of a GPU that must stay true after an application's XIDs.
 const CONDITION: &str = "NVMLReady";
 
-/// Judges what came of a fault of the GPU at a PCI address: events and GPUs as `gpuwarden events` and
-/// `gpuwarden devices` show them.
+/// Judges the reports on a fault of the GPU at a PCI address: events and GPUs as printed by
+/// `gpuwarden events` and `gpuwarden devices`.
 pub(super) fn judge(events: &[Value], devices: &[Value], xid: &str, at: &str) -> (Verdict, String) {
     let wrong = |said: String| (Verdict::Wrong, said);
     for event in events {
@@ -42,8 +42,8 @@ pub(super) fn judge(events: &[Value], devices: &[Value], xid: &str, at: &str) ->
     }
 }
 
-/// Returns whether an event is an XID of a GPU. Lines of the kernel's log name a GPU without the
-/// function of its PCI address.
+/// Returns true if an event is an XID of a GPU. The kernel log names a GPU without the function
+/// of its PCI address.
 pub(super) fn is_xid(event: &Value, xid: &str, at: &str) -> bool {
     let slot = |address: &str| pci(address).split('.').next().map(str::to_owned);
     let event = &event["event"];
@@ -57,7 +57,7 @@ pub(super) fn is_xid(event: &Value, xid: &str, at: &str) -> bool {
         && list("entitiesImpacted").any(names)
 }
 
-/// Returns an event in a few words.
+/// Returns a short description of an event.
 pub(super) fn text(event: &Value) -> String {
     let event = &event["event"];
     let word = |key: &str| event[key].as_str().unwrap_or_default();

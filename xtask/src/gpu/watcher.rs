@@ -1,4 +1,4 @@
-//! A gpuwarden that watches the GPUs of this machine for the checks, and is asked what it sees.
+//! A gpuwarden process that watches the GPUs of this machine, for the checks to query.
 
 use std::{
     env, fs,
@@ -14,14 +14,15 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Longest time until the GPUs are listed: a driver that nobody uses takes seconds for each to start.
+/// Longest time until the GPUs are listed: a driver that is not in use takes seconds per GPU to
+/// start.
 const LOOK_LIMIT: Duration = Duration::from_secs(60);
-/// Longest time for an end after SIGTERM, before SIGKILL.
+/// Time to end after SIGTERM, before SIGKILL.
 const END_LIMIT: Duration = Duration::from_secs(10);
-/// Pause before it is asked again.
+/// Interval between two queries.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
-/// A running `gpuwarden run` with a data directory of its own, that reaches no cluster. Ended on drop.
+/// A running `gpuwarden run` with a new data directory and without a cluster. Ended on drop.
 pub(super) struct Watcher {
     program: PathBuf,
     home: TempDir,
@@ -31,8 +32,8 @@ pub(super) struct Watcher {
 // === impl Watcher ===
 
 impl Watcher {
-    /// Starts it; `kernel_log` is the option's value, or `None` for a kernel log that cannot be
-    /// read, so that the driver's own events count.
+    /// Starts the process. `kernel_log` is the option's value, or `None` for an unreadable
+    /// kernel log, so that the driver's own events count.
     pub(super) fn start(program: &Path, kernel_log: Option<&str>) -> anyhow::Result<Self> {
         let home = tempfile::Builder::new().prefix("gpuwarden-").tempdir()?;
         let at = |name: &str| home.path().join(name);
@@ -61,8 +62,8 @@ impl Watcher {
         })
     }
 
-    /// Returns the GPUs, when there are `count` and the file that describes them, or after a minute
-    /// what there is; fails where it has ended or never answered.
+    /// Waits for `count` GPUs and the metadata file, and returns the GPUs; after a minute,
+    /// returns the GPUs there are. Fails if the process has ended or has never responded.
     pub(super) fn wait_for_gpus(&mut self, count: usize) -> anyhow::Result<Vec<Value>> {
         let start = Instant::now();
         loop {
@@ -78,19 +79,20 @@ impl Watcher {
         }
     }
 
-    /// Returns the GPUs as they are now.
+    /// Returns the current GPUs.
     pub(super) fn devices(&self) -> anyhow::Result<Vec<Value>> {
         self.ask("devices")
     }
 
-    /// Returns the events after a position; none while they cannot be asked for.
+    /// Returns the events after a position; none while the process does not respond.
     pub(super) fn events_after(&self, position: u64) -> Vec<Value> {
         let mut events = self.ask::<Vec<Value>>("events").unwrap_or_default();
         events.retain(|event| event["seq"].as_u64() > Some(position));
         events
     }
 
-    /// Returns what a client command answers. Exit code 1 only says that something is not well.
+    /// Runs a client command and parses its output. Exit code 1 only means that something is
+    /// unhealthy.
     fn ask<T: DeserializeOwned>(&self, command: &str) -> anyhow::Result<T> {
         let mut asked = Command::new(&self.program);
         asked.args([command, "--output", "json", "--data-dir"]);
@@ -101,13 +103,13 @@ impl Watcher {
         })
     }
 
-    /// Returns what it has written into the file that describes the GPUs; null before.
+    /// Returns the content of the GPU metadata file; null before it is written.
     pub(super) fn metadata(&self) -> Value {
         let text = fs::read(self.home.path().join("gpu_metadata.json")).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
-    /// Returns how a source of its events does, in its own words.
+    /// Returns the state of an event source, as text.
     pub(super) fn source(&self, name: &str) -> String {
         let status: Value = self.ask("status").unwrap_or_default();
         let sources = status["sources"].as_array().cloned().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! `Containerfile`: it cannot be built everywhere, so what it names of the repository is looked for here: the files
-//! that it copies, the members of the workspace, the version of Rust, and the program.
+//! Checks `Containerfile` without building it, because not every machine can: its paths,
+//! workspace members, Rust version and program must exist in the repository.
 
 use std::{fs, path::Path};
 

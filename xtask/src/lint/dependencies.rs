@@ -1,5 +1,5 @@
-//! Checks the dependency graph: licences, bans and sources, by the lists of `deny.toml`.
-//! `cargo deny` knows more, advisories above all; this needs nothing but cargo.
+//! Checks the licences, bans and sources of the dependency graph against `deny.toml`. `cargo
+//! deny` checks more, above all advisories; this rule needs only cargo.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,12 +10,12 @@ use serde::Deserialize;
 
 use super::Finding;
 
-/// The one source of crates that are not ours.
+/// The only permitted source of foreign crates.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 const LISTS: &str = "deny.toml";
 
-/// The answer of `cargo metadata` with all dependencies.
+/// Output of `cargo metadata` with all dependencies.
 #[derive(Deserialize)]
 pub(super) struct Metadata {
     packages: Vec<Package>,
@@ -25,12 +25,12 @@ pub(super) struct Metadata {
 struct Package {
     name: String,
     version: String,
-    /// None: one of our own.
+    /// `None` for a workspace member.
     source: Option<String>,
     license: Option<String>,
 }
 
-/// Checks all packages of others; `lists` is the text of `deny.toml`.
+/// Checks all foreign packages. `lists` is the text of `deny.toml`.
 pub(super) fn check(metadata: &Metadata, lists: &str) -> Vec<Finding> {
     let allowed = quoted(lists, "allow = [", "]");
     let banned: BTreeSet<&str> = lists
@@ -80,7 +80,7 @@ pub(super) fn check(metadata: &Metadata, lists: &str) -> Vec<Finding> {
     findings
 }
 
-/// Returns what stands in quotes between `begin` and the `end` behind it.
+/// Returns the quoted strings between `begin` and the next `end`.
 fn quoted<'a>(text: &'a str, begin: &str, end: &str) -> BTreeSet<&'a str> {
     let list = text
         .split_once(begin)
@@ -92,8 +92,7 @@ fn quoted<'a>(text: &'a str, begin: &str, end: &str) -> BTreeSet<&'a str> {
         .collect()
 }
 
-/// Returns true if the expression can be met with these licences. `A/B`, of old manifests, is `A OR
-/// B`.
+/// Returns true if these licences satisfy the expression. `A/B`, in old manifests, is `A OR B`.
 fn is_allowed(expression: &str, allowed: &BTreeSet<&str>) -> bool {
     let spaced = expression
         .replace('/', " OR ")
@@ -106,7 +105,7 @@ fn is_allowed(expression: &str, allowed: &BTreeSet<&str>) -> bool {
 
 type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 
-/// Reads `A AND B OR C`: AND binds closer.
+/// Parses `A AND B OR C`: AND binds closer.
 fn any(words: &mut Words<'_>, allowed: &BTreeSet<&str>) -> bool {
     let mut met = all(words, allowed);
     while words.next_if_eq(&"OR").is_some() {
@@ -123,7 +122,7 @@ fn all(words: &mut Words<'_>, allowed: &BTreeSet<&str>) -> bool {
     met
 }
 
-/// Reads a name, a name WITH an exception, or an expression in brackets.
+/// Parses a name, a name WITH an exception, or an expression in brackets.
 fn one(words: &mut Words<'_>, allowed: &BTreeSet<&str>) -> bool {
     if words.next_if_eq(&"(").is_some() {
         let met = any(words, allowed);

@@ -1,4 +1,4 @@
-//! A room imports only from lower floors, and the pure rooms depend on nothing that does I/O.
+//! Crates import only crates of lower floors, and pure crates have no dependency that does I/O.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{Finding, relative};
 
-/// Each room's package and floor.
+/// Package and floor of each crate.
 const FLOORS: [(&str, u8); 23] = [
     ("gpuwarden-contract", 0),
     ("gpuwarden-diagnosis", 1),
@@ -33,8 +33,8 @@ const FLOORS: [(&str, u8); 23] = [
     ("gpuwarden", 9),
 ];
 
-/// Packages that stand outside the house. Rooms use them in tests only, and the product the fakes,
-/// to show what it does without the hardware.
+/// Packages without a floor. Other crates use them in tests only, except for the fakes, which
+/// the product uses to run without hardware.
 const OUTSIDE: [&str; 4] = [
     "gpuwarden-bench",
     "gpuwarden-fakes",
@@ -42,13 +42,13 @@ const OUTSIDE: [&str; 4] = [
     "xtask",
 ];
 
-/// The uses of packages from outside that are not for tests: who, and what.
+/// Permitted uses of such packages outside of tests: user and package.
 const SHOWN: [(&str, &str); 2] = [
     ("gpuwarden", "gpuwarden-fakes"),
     ("gpuwarden-cli", "gpuwarden-fakes"),
 ];
 
-/// The packages that the pure rooms may not depend on, even indirectly by name.
+/// Packages that pure crates may not depend on, not even through another crate of the workspace.
 const IMPURE: [&str; 10] = [
     "axum",
     "hyper",
@@ -62,7 +62,7 @@ const IMPURE: [&str; 10] = [
     "tokio-stream",
 ];
 
-/// The pure rooms.
+/// Packages of the pure crates.
 const PURE: [&str; 8] = [
     "gpuwarden-contract",
     "gpuwarden-diagnosis",
@@ -89,7 +89,7 @@ struct Package {
 #[derive(Deserialize)]
 struct Dependency {
     name: String,
-    /// `dev`, `build`, or none for a normal one.
+    /// Kind of the dependency: `dev`, `build`, or `None` for a normal one.
     kind: Option<String>,
 }
 

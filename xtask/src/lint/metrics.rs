@@ -1,5 +1,5 @@
-//! `docs/metrics.md` names every metric that a component registers: a family without a value is
-//! not in `/metrics`, so the page is where it can be found.
+//! Checks that `docs/metrics.md` names every metric of the product. A family without a value is
+//! missing in `/metrics`, so the page has to list it.
 
 use std::{fs, path::Path};
 
@@ -8,11 +8,11 @@ use anyhow::Context as _;
 use super::{Finding, relative};
 
 const PAGE: &str = "docs/metrics.md";
-/// The text that begins a struct of metrics, which ends at a brace in the first column. In it, a
-/// metric's name stands behind [`NAMED`].
+/// Start of a struct of metrics, which ends at a brace in the first column. Inside it, [`NAMED`]
+/// precedes a metric's name.
 const STRUCT: &str = "runtime::metrics! {";
 const NAMED: &str = " =";
-/// The calls by which a component makes a metric; the name comes first.
+/// Calls that create a metric, followed by its name.
 const REGISTERS: [&str; 8] = [
     ".register(",
     ".counter(",
@@ -59,8 +59,8 @@ fn check_dir(
     Ok(())
 }
 
-/// Returns the metrics that a source registers before its tests, and the page does not name: if
-/// there is a prefix, the page has the name with it.
+/// Returns the metrics that a source registers outside of its tests and that the page does not
+/// name. With a prefix, the page must name the metric with it.
 fn missing(source: &str, page: &str) -> Vec<(usize, String)> {
     let own = source.split("#[cfg(test)]").next().unwrap_or_default();
     let mut found = Vec::new();

@@ -1,8 +1,8 @@
-//! Rules about modules: those beside each other import one way, and every file is one.
+//! Checks modules: siblings import each other in one direction only, and every file is a module.
 //!
-//! Whoever reads a module of a circle has to read all of it. A module and those inside it are one
-//! idea in several files, so between parent and child both ways are open; between the children of
-//! one parent, each with all that is inside it, only one is.
+//! A reader of one module of a cycle has to read all of them. A module and its submodules are
+//! one idea in several files, so parent and child may import each other. The children of one
+//! parent, each with its submodules, may not.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,10 +18,10 @@ use super::{
     tokens::{flatten_without_tests, modules, parse, paths},
 };
 
-/// A module of a crate, from the outermost in; the crate itself has no name.
+/// Path of a module in its crate, from the outermost in; empty for the crate itself.
 type Module = Vec<String>;
 
-/// Imports between the children of one module: who, whom, and where it stands.
+/// Imports between the children of one module: importer, imported, and the place of the import.
 type Arrows = BTreeMap<String, BTreeMap<String, (PathBuf, usize)>>;
 
 pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
@@ -46,7 +46,7 @@ pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Returns the files that no module names, so that they are not even compiled.
+/// Returns the files that are not declared as a module, and therefore not compiled.
 fn orphans(sources: &BTreeMap<PathBuf, String>) -> Vec<Finding> {
     let is_target = |path: &Path| {
         let directory = path.parent().and_then(Path::file_name);
@@ -55,7 +55,7 @@ fn orphans(sources: &BTreeMap<PathBuf, String>) -> Vec<Finding> {
             "src" => ["lib", "main"]
                 .iter()
                 .any(|name| path.ends_with(format!("{name}.rs"))),
-            // Bodies and seeds of fuzzing are modules of the tests of other crates.
+            // The bodies and seeds of fuzz targets are modules of other crates' tests.
             "bodies" | "fuzz" | "fuzz_targets" | "generated" => true,
             "tests" => path.parent().and_then(Path::parent).is_some_and(|above| {
                 sources.contains_key(&above.join("src/lib.rs"))
@@ -71,7 +71,7 @@ fn orphans(sources: &BTreeMap<PathBuf, String>) -> Vec<Finding> {
                 .into_iter()
                 .chain([directory.with_extension("rs")])
         });
-        // The nearest: in it stand the modules inside it, too.
+        // The closest module file also declares the submodules.
         let mut owners = owners.filter_map(|owner| sources.get(&owner));
         let stem = path.file_stem().unwrap_or_default();
         owners.next().is_some_and(|source| {
@@ -91,7 +91,7 @@ fn orphans(sources: &BTreeMap<PathBuf, String>) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the crate and the module that a file is; `None` for one that is for tests only.
+/// Returns the crate and the module path of a file; `None` for a file with tests only.
 fn module(path: &Path) -> Option<(PathBuf, Module)> {
     let names: Vec<&str> = path.iter().filter_map(|name| name.to_str()).collect();
     let src = names.iter().position(|name| *name == "src")?;
@@ -105,11 +105,11 @@ fn module(path: &Path) -> Option<(PathBuf, Module)> {
     (!module.iter().any(|name| name == "tests")).then(|| (of.iter().collect(), module))
 }
 
-/// Finds the circles among the modules of a crate, each once and as short as it is.
+/// Finds the shortest import cycle through each module of a crate, each cycle once.
 fn circles(files: &BTreeMap<Module, (&Path, &str)>) -> Vec<Finding> {
     let mut arrows: BTreeMap<Module, Arrows> = BTreeMap::new();
     for (module, (path, source)) in files {
-        // What is no Rust is found elsewhere.
+        // Invalid Rust is reported by another rule.
         let tokens = parse(source).map(flatten_without_tests).unwrap_or_default();
         for (line, segments) in paths(&tokens) {
             let Some(target) = target(module, &segments, files) else {
@@ -130,7 +130,7 @@ fn circles(files: &BTreeMap<Module, (&Path, &str)>) -> Vec<Finding> {
     arrows.values().flat_map(circles_of).collect()
 }
 
-/// Returns the module that a path leads into; `None` where it begins elsewhere than in this crate.
+/// Returns the module that a path leads into; `None` if the path is not in this crate.
 fn target(
     from: &Module,
     segments: &[&str],
@@ -180,7 +180,7 @@ fn circles_of(arrows: &Arrows) -> Vec<Finding> {
     findings
 }
 
-/// Returns the shortest way along the arrows, both ends included.
+/// Returns the shortest path along the imports, including both ends.
 fn way<'a>(arrows: &'a Arrows, from: &'a str, to: &str) -> Option<Vec<&'a str>> {
     let mut ways = vec![vec![from]];
     let mut seen = BTreeSet::from([from]);

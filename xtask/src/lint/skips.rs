@@ -1,5 +1,5 @@
-//! A test that returns early says so: by `testkit::skip`, which counts and names it, and fails
-//! it under CI. A test that prints and returns passes unseen.
+//! Checks that a test that returns early reports it with `testkit::skip`, which counts the skip,
+//! and fails under CI. A test that only prints and returns counts as passed.
 
 use std::{
     collections::BTreeSet,
@@ -16,11 +16,11 @@ use super::{
     tokens::{functions, parse},
 };
 
-/// The functions that report the skip themselves before they hand out nothing. A function of the
-/// same file that calls one of them, or `ControlPlane::shared` and its like, is one too.
+/// Functions that report the skip before they return `None`. Functions of the same file that
+/// call one of them, or [`REPORT_METHODS`], count as well.
 const REPORT: [&str; 2] = ["skip", "require"];
 
-/// Methods of the test kit that do, by type and name.
+/// Methods of the test kit that report the skip, by type and name.
 const REPORT_METHODS: [[&str; 2]; 3] = [
     ["ControlPlane", "shared"],
     ["ControlPlane", "private"],
@@ -38,7 +38,7 @@ pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
 }
 
 fn check_file(file: &Path, source: &str) -> Vec<Finding> {
-    // What is no Rust is told of by another rule.
+    // Invalid Rust is reported by another rule.
     let Ok(stream) = parse(source) else {
         return Vec::new();
     };
@@ -69,8 +69,8 @@ fn check_file(file: &Path, source: &str) -> Vec<Finding> {
     lines.into_iter().map(finding).collect()
 }
 
-/// Returns the words of these tokens, and a sign for each other token; what is inside of groups
-/// too.
+/// Returns the words of the tokens, including those in groups, with a placeholder for each other
+/// token.
 fn words(stream: TokenStream) -> Vec<String> {
     let mut words = Vec::new();
     for token in stream {
@@ -87,8 +87,8 @@ fn words(stream: TokenStream) -> Vec<String> {
     words
 }
 
-/// Returns true if one of the functions that report is called. A method of a value, as of an
-/// iterator, is none of them.
+/// Returns true if a reporting function is called. A method of a value, as of an iterator, does
+/// not count.
 fn reports(words: &[String], reporting: &BTreeSet<String>) -> bool {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let mut calls = (0..words.len()).filter(|at| words.get(at + 1) == Some(&"("));
@@ -100,10 +100,10 @@ fn reports(words: &[String], reporting: &BTreeSet<String>) -> bool {
     })
 }
 
-/// Adds the lines of returns without a value before which nothing was reported.
+/// Adds the lines of returns without a value and without a report before.
 ///
-/// `reported`: by the head of the statement whose block this is, as in `let Some(x) = require(..)
-/// else { return }`.
+/// `reported`: true if the statement with this block has reported, as in `let Some(x) =
+/// require(..) else { return }`.
 fn silent_returns(
     stream: TokenStream,
     reported: bool,
@@ -111,7 +111,7 @@ fn silent_returns(
     lines: &mut Vec<usize>,
 ) {
     let tokens: Vec<TokenTree> = stream.into_iter().collect();
-    // Where the statement begins that a token belongs to, and where the one before it.
+    // Start of the current statement, and of the one before.
     let (mut begin, mut before) = (0, 0);
     for (index, token) in tokens.iter().enumerate() {
         let next = tokens.get(index + 1).map(ToString::to_string);

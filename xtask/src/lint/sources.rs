@@ -1,4 +1,4 @@
-//! Rules about source files: their size, `unsafe`, and that the pure rooms neither do I/O nor
+//! Checks source files: their size, their `unsafe` code, and that pure crates neither do I/O nor
 //! read a clock.
 
 use std::{
@@ -13,13 +13,13 @@ use super::{
     tokens::{Token, flatten_without_tests, parse, paths},
 };
 
-/// Lines of a Rust file, at most.
+/// Largest number of lines of a Rust file.
 const MAX_LINES: usize = 700;
 
-/// The directories of our Rust sources.
+/// Directories of our Rust sources.
 const TREES: [&str; 6] = ["crates", "bench", "fakes", "testkit", "xtask", "fuzz"];
 
-/// The rooms, and parts of rooms, that do no I/O and read no clock.
+/// Crates, and parts of crates, that do no I/O and read no clock.
 const PURE: [&str; 9] = [
     "crates/contract",
     "crates/diagnosis",
@@ -32,8 +32,8 @@ const PURE: [&str; 9] = [
     "crates/connector/src/transform",
 ];
 
-/// The only files with unsafe code: in the room that calls vendors' libraries those that load them
-/// and those that hold their functions, and the fakes of these libraries.
+/// The only files with unsafe code: the loaders of vendors' libraries and the files with their
+/// functions in `crates/host`, and the fakes of these libraries.
 const UNSAFE: [&str; 9] = [
     "crates/host/src/library.rs",
     "crates/host/src/cuda/functions.rs",
@@ -46,7 +46,7 @@ const UNSAFE: [&str; 9] = [
     "fakes/src/nvml",
 ];
 
-/// Paths that mean I/O or a clock, each as its segments.
+/// Paths of I/O or of a clock, as segments.
 const IMPURE: [&[&str]; 9] = [
     &["std", "fs"],
     &["std", "net"],
@@ -69,7 +69,7 @@ pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Returns all Rust files of ours, in order, without build outputs.
+/// Returns all our Rust files, in order, without build outputs.
 pub(super) fn rust_files(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut dirs: Vec<PathBuf> = TREES
@@ -122,7 +122,7 @@ fn check_file(file: &Path, source: &str) -> Vec<Finding> {
         }
     };
     let tokens = flatten_without_tests(stream);
-    // A module's file counts as inside it.
+    // The file of a module counts as part of its directory.
     if !UNSAFE
         .iter()
         .any(|place| file.with_extension("").starts_with(place) || file.starts_with(place))
@@ -145,12 +145,12 @@ fn check_file(file: &Path, source: &str) -> Vec<Finding> {
     findings
 }
 
-/// Returns the lines of impure paths, written out or inside the braces of a `use`.
+/// Returns the lines of impure paths, also of those inside the braces of a `use`.
 fn impure_paths(tokens: &[Token]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (line, segments) in paths(tokens) {
         let hit = IMPURE.into_iter().find(|path| match path {
-            // A crate stands first and is followed; a method may stand anywhere.
+            // A crate is the first of several segments; a method may be anywhere.
             [name] => segments.first() == Some(name) && segments.len() > 1,
             ["std", ..] => segments.starts_with(path),
             _ => segments.windows(path.len()).any(|window| window == *path),

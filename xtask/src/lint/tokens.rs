@@ -1,23 +1,22 @@
-//! Rust sources as tokens, so that a word in a comment or a string is not taken for
-//! code.
+//! Tokens of Rust sources, so that a word in a comment or a string is not mistaken for code.
 
 use std::str::FromStr as _;
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
-/// Returns the tokens of a source file; an error says where it is no Rust.
+/// Parses a source file. An error has the line of the invalid Rust.
 pub(super) fn parse(source: &str) -> Result<TokenStream, (usize, String)> {
     TokenStream::from_str(source).map_err(|error| (error.span().start().line, error.to_string()))
 }
 
-/// A word or a sign, with its line. Groups are flattened; their delimiters stay.
+/// A word or a punctuation mark, with its line. Groups are flattened; their delimiters stay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) text: String,
     pub(super) line: usize,
 }
 
-/// Flattens the tokens, without attributes and without what is only there for tests.
+/// Flattens the tokens, without attributes and without test-only items.
 pub(super) fn flatten_without_tests(stream: TokenStream) -> Vec<Token> {
     let mut flat = Vec::new();
     flatten(stream, &mut flat);
@@ -27,7 +26,7 @@ pub(super) fn flatten_without_tests(stream: TokenStream) -> Vec<Token> {
 fn flatten(stream: TokenStream, flat: &mut Vec<Token>) {
     let tokens: Vec<TokenTree> = stream.into_iter().collect();
     let mut rest = tokens.as_slice();
-    // Between an attribute that asks for tests and the end of the item that it is on.
+    // True from a test attribute to the end of its item.
     let mut skipping = false;
     while let Some((token, after)) = rest.split_first() {
         if let Some((attribute, after)) = attribute(rest) {
@@ -68,8 +67,8 @@ fn delimiters(group: &Group) -> (&'static str, &'static str) {
     }
 }
 
-/// Returns the content of `#[...]` or `#![...]` if the tokens start with one, and what comes after
-/// it.
+/// Returns the content of `#[...]` or `#![...]` if the tokens start with one, and the tokens
+/// after it.
 fn attribute(tokens: &[TokenTree]) -> Option<(&Group, &[TokenTree])> {
     let is = |token: &TokenTree, sign| matches!(token, TokenTree::Punct(p) if p.as_char() == sign);
     let (group, after) = match tokens {
@@ -87,7 +86,7 @@ fn is_cfg_test(attribute: &Group) -> bool {
     text == "cfg(test)" || text.starts_with("cfg(all(test,")
 }
 
-/// Returns true if an item, or a field or a statement, ends with this token.
+/// Returns true if an item, a field or a statement ends with this token.
 fn ends_item(token: &TokenTree) -> bool {
     match token {
         TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
@@ -96,8 +95,8 @@ fn ends_item(token: &TokenTree) -> bool {
     }
 }
 
-/// Returns the paths among the tokens, each with its line and as its segments: those of a `use`
-/// with braces one by one. A lone word is a path as well.
+/// Returns the paths among the tokens, with line and segments. A `use` with braces yields each
+/// of its paths. A single word is a path as well.
 pub(super) fn paths(tokens: &[Token]) -> Vec<(usize, Vec<&str>)> {
     let mut walk = Walk {
         tokens,
@@ -110,7 +109,7 @@ pub(super) fn paths(tokens: &[Token]) -> Vec<(usize, Vec<&str>)> {
     walk.found
 }
 
-/// A walk over tokens that reads paths, and trees of paths.
+/// Parser of paths and of `use` trees.
 struct Walk<'a> {
     tokens: &'a [Token],
     next: usize,
@@ -124,7 +123,7 @@ impl<'a> Walk<'a> {
             .map_or("", |token| token.text.as_str())
     }
 
-    /// Reads one path from here, with `prefix` before it, or skips one token.
+    /// Parses one path from here, with `prefix` before it, or skips one token.
     fn path(&mut self, prefix: &[&'a str]) {
         let mut segments = prefix.to_vec();
         let line = self.tokens.get(self.next).map_or(0, |token| token.line);
@@ -142,12 +141,12 @@ impl<'a> Walk<'a> {
                 return;
             }
         }
-        // A turbofish, a star, or no path at all.
+        // The path is followed by a turbofish or a star, or there is no path at all.
         self.found.push((line, segments));
         self.next += 1;
     }
 
-    /// Reads `{a, b::c, d::{e}}`.
+    /// Parses `{a, b::c, d::{e}}`.
     fn tree(&mut self, prefix: &[&'a str]) {
         self.next += 1;
         while self.next < self.tokens.len() && self.text(0) != "}" {
@@ -161,7 +160,7 @@ fn is_word(text: &str) -> bool {
     text.starts_with(|first: char| first.is_alphabetic() || first == '_') && text != "literal"
 }
 
-/// Returns the names of all modules that are files, `mod name;`, those for tests included.
+/// Returns the names of all modules that are files, `mod name;`, including those of tests.
 pub(super) fn modules(stream: TokenStream) -> Vec<String> {
     let tokens: Vec<TokenTree> = stream.into_iter().collect();
     let mut found = Vec::new();
@@ -185,12 +184,12 @@ pub(super) fn modules(stream: TokenStream) -> Vec<String> {
     found
 }
 
-/// A function with what it does.
+/// A function with its body.
 pub(super) struct Function {
     pub(super) name: String,
-    /// It carries an attribute with the word `test` in it.
+    /// True if an attribute of the function contains the word `test`.
     pub(super) is_test: bool,
-    /// Empty where it has none.
+    /// Empty if the function has no body.
     pub(super) body: TokenStream,
 }
 
@@ -229,7 +228,7 @@ pub(super) fn functions(stream: TokenStream) -> Vec<Function> {
     found
 }
 
-/// Returns the names of all functions that are tests.
+/// Returns the names of all test functions.
 pub(super) fn test_functions(stream: TokenStream) -> Vec<String> {
     let tests = functions(stream).into_iter().filter(|f| f.is_test);
     tests.map(|function| function.name).collect()
@@ -258,7 +257,7 @@ mod tests {
     #[test]
     fn comments_strings_attributes_and_tests_are_left_out() {
         let source = r#"
-            //! std::fs in prose
+            //! std::fs in the prose of a module
             #![allow(unused, reason = "std::fs")]
             /// std::fs in a doc comment
             fn f() { "std::fs"; } // std::fs

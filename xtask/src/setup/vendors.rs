@@ -1,8 +1,9 @@
-//! What NVIDIA publishes and tests hold our structures and tables of functions against: libraries of
-//! drivers, from Debian's packages, and CUDA, NCCL and headers, from Python's.
+//! NVIDIA's published libraries and headers, which tests compare with our structures and
+//! function tables: NVML of several drivers, from Debian packages, and CUDA, NCCL and headers,
+//! from Python wheels.
 //!
-//! Which ones, and their sums, is in `testkit/witnesses`. They are fetched by the package managers, and
-//! unpacked without being installed.
+//! The versions and checksums are in `testkit/witnesses`. Package managers fetch the files,
+//! which are unpacked without being installed.
 
 use std::{
     env, fs,
@@ -15,13 +16,13 @@ use testkit::components::{Component, find_program, sources};
 
 use crate::shell;
 
-/// The name under which drivers install NVML.
+/// File name of NVML, as drivers install it.
 const NVML: &str = "libnvidia-ml.so.1";
 
-/// Fewest drivers that are fetched: Debian drops a version when it has a newer one.
+/// Smallest number of drivers to fetch: Debian drops a version once it has a newer one.
 const LEAST_DRIVERS: usize = 3;
 
-/// One line of `drivers.txt`.
+/// A line of `drivers.txt`.
 #[derive(Debug, PartialEq, Eq)]
 struct Package<'a> {
     name: &'a str,
@@ -30,7 +31,7 @@ struct Package<'a> {
     sum: &'a str,
 }
 
-/// Puts the NVML of each driver into a directory of its own, named by the driver's version.
+/// Puts the NVML of each driver into a directory named after the driver's version.
 pub(super) fn fetch_drivers(dir: &Path) -> anyhow::Result<()> {
     on_x86()?;
     let Some(apt) = find_program("apt-get") else {
@@ -45,7 +46,8 @@ pub(super) fn fetch_drivers(dir: &Path) -> anyhow::Result<()> {
     let mut apt_sources = String::new();
     for package in &packages {
         let suite = package.suite;
-        // Any system may fetch them, whosever keys it has: the sums are looked at below.
+        // Without Debian's keys, so that any system can fetch them: the checksums are verified
+        // below.
         let line = format!("deb [arch=amd64 trusted=yes] {mirror} {suite} non-free\n");
         if !apt_sources.contains(&line) {
             apt_sources += &line;
@@ -63,7 +65,7 @@ pub(super) fn fetch_drivers(dir: &Path) -> anyhow::Result<()> {
         format!("Dir::Cache={shown}"),
         "Acquire::Languages=none".to_owned(),
         "APT::Architecture=amd64".to_owned(),
-        // Who runs this may write here, and need not be root.
+        // The user of this process has write access here, and need not be root.
         "APT::Sandbox::User=".to_owned(),
     ];
     let ask = |words: &[&str]| {
@@ -110,7 +112,7 @@ pub(super) fn fetch_drivers(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the address of the Debian that this machine's apt uses.
+/// Returns the URL of this machine's Debian mirror.
 fn mirror(apt: &Path) -> anyhow::Result<String> {
     let mut targets = Command::new(apt);
     let targets = shell::output(targets.args(["indextargets", "--format", "$(REPO_URI)"]))?;
@@ -176,7 +178,7 @@ fn parse(list: &str) -> anyhow::Result<Vec<Package<'_>>> {
     packages.collect()
 }
 
-/// Returns the file with a name below a directory.
+/// Returns the path of the file with a name below a directory.
 fn find(dir: &Path, name: &str) -> anyhow::Result<Option<PathBuf>> {
     for entry in fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))? {
         let entry = entry?;
