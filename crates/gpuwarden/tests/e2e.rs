@@ -1,6 +1,6 @@
-//! The product as a whole: the real binary, against a real Kubernetes control plane.
+//! End-to-end tests: the real binary against a real Kubernetes control plane.
 //!
-//! Components come from `cargo xtask setup`; a test whose component is missing says so.
+//! Components come from `cargo xtask setup`. A test without its component reports a skip.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,4 +1,5 @@
-//! A new node is validated before it begins. Kubernetes runs the Job, on a node that kwok keeps alive.
+//! Admission of a new node by a validation. Kubernetes runs the Job, on a node that kwok keeps
+//! alive.
 
 use jiff::{Timestamp, ToSpan as _};
 use k8s_openapi::api::batch::v1::Job;
@@ -19,7 +20,7 @@ async fn a_new_node_is_held_until_its_job_has_succeeded_and_is_not_asked_again()
     };
     let directory = tempfile::tempdir()?;
     let config = directory.path().join("remediation.toml");
-    // Nodes of other tests are not looked at.
+    // The label limits the admission to this test's nodes.
     let label = unique("fresh");
     let since = Timestamp::now() - 1.minute();
     let keys = format!(
@@ -61,7 +62,7 @@ async fn a_new_node_is_held_until_its_job_has_succeeded_and_is_not_asked_again()
         }
     };
     scene.node_until("the node begins", begins).await?;
-    // The node itself remembers it, also for a product that has lost its store.
+    // The admission is recorded on the node, so it survives the loss of the store.
     scene.restart_without_store().await?;
     scene.ready().await?;
     scene.node_until("the node goes on", begins).await?;

@@ -1,7 +1,7 @@
-//! Agent and controller as processes of their own, over TLS.
+//! Agent and controller as separate processes, connected with TLS.
 //!
-//! A controller speaks for every node of its cluster, also for those of other tests: so
-//! each test here has a control plane of its own.
+//! A controller is responsible for every node of its cluster, so each test here has a private
+//! control plane.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio::net::TcpSocket;
 use crate::crash::{self, ALL_SENT, Moments};
 use crate::support::{SOON, Scene, object, own_port, xid};
 
-/// Kills of either in the test command.
+/// Kills of either process, outside of the soak.
 const KILLS: u32 = 10;
 
 /// A node's agent, and the controller of its cluster (the scene's product).
@@ -28,7 +28,7 @@ pub(crate) struct Apart {
 /// Certificates of both sides, in a directory.
 pub(crate) struct Tls {
     directory: TempDir,
-    /// Of the controller, so that it comes back where it was.
+    /// Reserves the controller's port across restarts.
     port: TcpSocket,
 }
 
@@ -44,12 +44,12 @@ impl Tls {
         self.directory.path().join(name)
     }
 
-    /// The address of the controller.
+    /// Returns the address of the controller.
     pub(crate) fn address(&self) -> anyhow::Result<String> {
         Ok(format!("https://{}", self.port.local_addr()?))
     }
 
-    /// Gives both sides certificates of a new authority.
+    /// Issues certificates of a new authority to both sides.
     pub(crate) fn rotate(&self, node: &str) -> anyhow::Result<()> {
         let authority = Authority::new("gpuwarden")?;
         let directory = self.directory.path();
@@ -62,7 +62,8 @@ impl Tls {
     }
 
     pub(crate) fn controller(&self, plane: &ControlPlane) -> anyhow::Result<Launch> {
-        // Killed, it is not to wait for its own Lease: `leader.rs` is about that.
+        // Without the election, a killed controller need not wait for its own Lease (see
+        // `leader.rs`).
         Ok(Launch::controller()?
             .kubeconfig(plane.kubeconfig())
             .quarantine()
@@ -73,7 +74,7 @@ impl Tls {
             .option("--grpc-client-ca", self.path("ca.crt")))
     }
 
-    /// An agent of `node` that has yet to say how it proves it.
+    /// Returns the launch of an agent of `node`, without its credentials.
     fn agent(&self, node: &str) -> anyhow::Result<Launch> {
         Ok(Launch::agent()?
             .node_name(node)
@@ -103,13 +104,13 @@ impl Apart {
         Ok(Self { scene, agent, tls })
     }
 
-    /// `status` of the agent.
+    /// Returns the `status` of the agent.
     async fn agent_status(&self) -> anyhow::Result<Value> {
         let output = self.agent.client(["status", "-o", "json"]).await?;
         Ok(serde_json::from_str(&output.stdout)?)
     }
 
-    /// Waits until so many events wait at the agent.
+    /// Waits until the agent's outbox holds this number of events.
     async fn waiting(&self, events: u64) -> anyhow::Result<()> {
         let wait = format!("{events} events to wait at the agent");
         self.agent
@@ -134,7 +135,7 @@ impl Apart {
     }
 
     async fn all_is_well(&self) -> anyhow::Result<()> {
-        // The operator's word, at the controller.
+        // The operator reports the recovery at the controller.
         let node = [
             "inject",
             "recovery",
@@ -178,13 +179,14 @@ async fn an_agent_reports_over_tls_for_its_own_node_and_its_controller_acts() ->
     let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
         return Ok(());
     };
-    // In turn: a second controller would speak for the same nodes.
+    // One after the other: a second controller would be responsible for the same nodes.
     line_and_outage(&plane).await?;
     foreign_node(&plane).await?;
     token(&plane).await
 }
 
-/// A line at an agent cordons, and what comes while the controller is away arrives later.
+/// Checks that a line at the agent cordons the node, and that events during an outage of the
+/// controller arrive later.
 async fn line_and_outage(plane: &ControlPlane) -> anyhow::Result<()> {
     let mut apart = Apart::new(plane).await?;
     apart
@@ -203,8 +205,8 @@ async fn line_and_outage(plane: &ControlPlane) -> anyhow::Result<()> {
     assert_eq!(status["ready"], true, "{status}");
     apart.recover().await?;
 
-    // Away, and the agent is killed meanwhile: it starts without its controller, keeps
-    // what it had, takes more, and says what is wrong.
+    // The agent is killed during the outage: it starts without its controller, keeps its events,
+    // accepts new ones, and reports the problem.
     let (exit, _) = apart.scene.product.terminate().await?;
     assert!(exit.success(), "{exit}");
     apart
@@ -218,19 +220,19 @@ async fn line_and_outage(plane: &ControlPlane) -> anyhow::Result<()> {
     let shown = apart.agent.client(["status"]).await?;
     assert_eq!(shown.code, Some(1), "{shown:?}");
     assert!(shown.stdout.contains("2 wait"), "{shown:?}");
-    // It ends in good order with what it has, and has it after the next start.
+    // The agent keeps its events across an orderly shutdown.
     let (exit, _) = apart.agent.terminate().await?;
     assert!(exit.success(), "{exit}");
     apart.agent.restart().await?;
 
-    // All certificates are others by the time that it comes back, and the agent lives on.
+    // All certificates are replaced during the outage, while the agent runs.
     apart.waiting(2).await?;
     apart.tls.rotate(&apart.scene.node)?;
     apart.scene.product.restart().await?;
     apart.scene.cordoned().await?;
     apart.waiting(0).await?;
     apart.scene.taken_in(4).await?;
-    // Its second return within the hour has to wait: the controller has not forgotten the first.
+    // The second return within the hour is delayed: the controller remembers the first one.
     apart.all_is_well().await?;
     let wait = "it has come back once within the hour";
     apart
@@ -244,10 +246,10 @@ async fn line_and_outage(plane: &ControlPlane) -> anyhow::Result<()> {
     apart.scene.restored().await
 }
 
-/// A node that speaks for another is refused, and that holds up nothing.
+/// Checks that an agent that reports for another node is refused, without delaying others.
 async fn foreign_node(plane: &ControlPlane) -> anyhow::Result<()> {
     let mut apart = Apart::new(plane).await?;
-    // The certificate of one node, the name of another: as on a machine that was taken over.
+    // The certificate of one node and the name of another, as on a compromised machine.
     let client = plane.client().await?;
     let victim = unique("victim");
     testkit::node(&victim).create(&client).await?;
@@ -277,7 +279,7 @@ async fn foreign_node(plane: &ControlPlane) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A pod's token speaks for the node that the pod is on.
+/// Checks that a pod's token permits reports for the pod's node.
 async fn token(plane: &ControlPlane) -> anyhow::Result<()> {
     let mut apart = Apart::new(plane).await?;
     let client = plane.client().await?;
@@ -318,7 +320,7 @@ async fn token(plane: &ControlPlane) -> anyhow::Result<()> {
     apart
         .agent
         .append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
-    // Its ServiceAccount is not on the list yet: turned away, and nothing is lost.
+    // The ServiceAccount is not permitted yet: the events are refused and stay in the outbox.
     apart.agent.wait_line("may not report", SOON).await?;
     apart.waiting(1).await?;
     let controller = apart.tls.controller(plane)?;
@@ -353,7 +355,7 @@ async fn a_controller_leaves_the_sessions_of_a_nodes_own_gpuwarden_to_it() -> an
         .await?
         .expect(0)?;
     scene.restored().await?;
-    // It has looked at the node that was given back, and has nothing against it.
+    // The controller has evaluated the returned node, and reports no faults.
     controller
         .wait_line("is no longer on the node", SOON)
         .await?;

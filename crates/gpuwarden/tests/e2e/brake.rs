@@ -1,5 +1,5 @@
-//! What limits new quarantines: budgets, the circuit breaker, a pause. In clusters of
-//! their own, because they count nodes.
+//! Limits of new quarantines: budgets, the circuit breaker, a pause. Each test has a private
+//! cluster, because the limits count nodes.
 
 use std::collections::BTreeSet;
 
@@ -11,16 +11,16 @@ use testkit::{ControlPlane, Launch, Options, Private, Product, Version};
 
 use crate::support::{SOON, event, recovery, send_to};
 
-/// The namespace of the product's `ConfigMaps` in these tests.
+/// Namespace of the product's `ConfigMaps` in these tests.
 const NAMESPACE: &str = "warden";
 
-/// A cluster of GPU nodes, and one product that is told of all their faults.
+/// A cluster of GPU nodes, and one product that receives all their faults.
 struct Fleet {
     plane: Private,
     pub nodes: Api<Node>,
     maps: Api<ConfigMap>,
     product: Product,
-    /// Read at every start.
+    /// Read at every start of the product.
     _policy: tempfile::NamedTempFile,
 }
 
@@ -61,7 +61,7 @@ impl Fleet {
         send_to(&self.product, events.into_iter().collect()).await
     }
 
-    /// The cordoned nodes.
+    /// Returns the names of the cordoned nodes.
     async fn out(&self) -> anyhow::Result<BTreeSet<String>> {
         let nodes = self.nodes.list(&ListParams::default()).await?;
         let out = nodes.into_iter().filter(|node| {
@@ -76,8 +76,8 @@ impl Fleet {
         Ok(serde_json::from_str(&output.stdout)?)
     }
 
-    /// Waits until these are out, and those held back; both as the product shows it and as
-    /// the cluster has it.
+    /// Waits until these nodes are cordoned and those are held back, both in the product's
+    /// status and in the cluster.
     async fn settles(&self, out: &[&str], held: &[&str]) -> anyhow::Result<()> {
         self.product
             .wait_for("the fleet to settle", SOON, || async {
@@ -104,7 +104,7 @@ impl Fleet {
             .await
     }
 
-    /// Waits until the `ConfigMap` of the circuit breaker says this.
+    /// Waits until the `ConfigMap` of the circuit breaker has these values.
     async fn breaker(&self, status: &str, cursor: &str) -> anyhow::Result<()> {
         self.product
             .wait_for("the circuit breaker's ConfigMap", SOON, || async {
@@ -121,7 +121,7 @@ impl Fleet {
             .await
     }
 
-    /// Edits that `ConfigMap` as a person does.
+    /// Edits the `ConfigMap` of the circuit breaker as a person would.
     async fn edit(&self, data: Value) -> anyhow::Result<()> {
         let patch = Patch::<Value>::Merge(json!({"data": data}));
         let name = "circuit-breaker";
@@ -167,7 +167,7 @@ fn faults<const N: usize>(nodes: [&str; N]) -> Vec<HealthEvent> {
 
 #[tokio::test]
 async fn a_budget_holds_lets_go_when_there_is_room_and_survives_a_kill() -> anyhow::Result<()> {
-    // The default: 20 % of ten.
+    // The default limit: 20 % of ten nodes.
     let Some(mut fleet) = Fleet::new(10, "").await? else {
         return Ok(());
     };
@@ -185,12 +185,13 @@ async fn a_budget_holds_lets_go_when_there_is_room_and_survives_a_kill() -> anyh
         .metric("fault_quarantine_breaker_utilization 1.0")
         .await?;
 
-    // What it counts stands on the nodes: a restart forgets nothing.
+    // The count is derived from the nodes, so it survives a restart.
     fleet.product.kill9()?;
     fleet.product.restart().await?;
     fleet.settles(&["n1", "n2"], &["n3", "n4", "n5"]).await?;
 
-    // One that has recovered meanwhile is dropped; the next goes when there is room.
+    // A held node that has recovered is dropped; the next one is quarantined once the limit
+    // permits it.
     fleet.send([recovery("n3", "0")]).await?;
     fleet.settles(&["n1", "n2"], &["n4", "n5"]).await?;
     fleet.send([recovery("n1", "0")]).await?;
@@ -210,11 +211,11 @@ async fn the_circuit_breaker_trips_gives_back_and_follows_its_config_map() -> an
         return Ok(());
     };
     fleet.breaker("CLOSED", "RESUME").await?;
-    // 40 % of five: two may go, the third trips.
+    // 40 % of five nodes: the third quarantine trips the breaker.
     fleet.send(faults(["n0", "n1"])).await?;
     fleet.settles(&["n0", "n1"], &[]).await?;
     fleet.breaker("CLOSED", "RESUME").await?;
-    // What it has counted stands on the nodes: there a restart forgets it.
+    // The window of the breaker is derived from the nodes as well, so it survives a restart.
     fleet.product.kill9()?;
     fleet.product.restart().await?;
     fleet.settles(&["n0", "n1"], &[]).await?;
@@ -228,7 +229,8 @@ async fn the_circuit_breaker_trips_gives_back_and_follows_its_config_map() -> an
         .metric("fault_quarantine_breaker_state{state=\"CLOSED\"} 0")
         .await?;
 
-    // Tripped, it stays so over a restart, and neither recovery nor force is held up.
+    // The breaker stays tripped across a restart, and does not block recoveries and forced
+    // quarantines.
     fleet.product.kill9()?;
     fleet.product.restart().await?;
     fleet.settles(&["n0", "n1"], &["n2"]).await?;
@@ -244,12 +246,12 @@ async fn the_circuit_breaker_trips_gives_back_and_follows_its_config_map() -> an
     fleet.send([forced]).await?;
     fleet.settles(&["n1", "n3"], &["n2"]).await?;
 
-    // A person closes it: what waits goes on, and the window begins anew.
+    // A person closes the breaker: held nodes are quarantined, and the window restarts.
     fleet.edit(json!({"status": "CLOSED"})).await?;
     fleet.settles(&["n1", "n2", "n3"], &[]).await?;
     fleet.breaker("CLOSED", "RESUME").await?;
 
-    // A person trips it, and drops what has accumulated when closing it.
+    // A person trips the breaker, and closes it dropping the held nodes.
     fleet.edit(json!({"status": "TRIPPED"})).await?;
     fleet
         .metric("fault_quarantine_breaker_state{state=\"TRIPPED\"} 1")
@@ -266,7 +268,7 @@ async fn the_circuit_breaker_trips_gives_back_and_follows_its_config_map() -> an
         story.contains("dropped when the circuit breaker was reset"),
         "{story}"
     );
-    // Dropped for good, also over a restart; but not if it is reported anew.
+    // Dropped nodes stay dropped across a restart, until they are reported again.
     fleet.product.restart().await?;
     fleet.settles(&["n1", "n2", "n3"], &[]).await?;
     let again = HealthEvent {
@@ -276,8 +278,8 @@ async fn the_circuit_breaker_trips_gives_back_and_follows_its_config_map() -> an
     fleet.send([again]).await?;
     fleet.settles(&["n1", "n2", "n3", "n4"], &[]).await?;
 
-    // Set as NVSentinel's operators do it, by deleting and creating: what it said holds in
-    // between, and what the new one asks for is done.
+    // A ConfigMap that is deleted and created anew, as NVSentinel's operators do it: the old
+    // state holds in between, and the new one is applied.
     fleet.edit(json!({"status": "TRIPPED"})).await?;
     fleet
         .metric("fault_quarantine_breaker_state{state=\"TRIPPED\"} 1")
@@ -289,7 +291,7 @@ async fn the_circuit_breaker_trips_gives_back_and_follows_its_config_map() -> an
         .await?;
     fleet
         .product
-        .wait_for("the deletion to be seen", SOON, || async {
+        .wait_for("the product to observe the deletion", SOON, || async {
             let status = fleet.status().await.map_err(|error| error.to_string())?;
             let brake = status["fleet"]["brake"].to_string();
             if brake.contains("circuit-breaker was deleted") {
@@ -371,7 +373,7 @@ async fn a_pause_holds_new_ones_only_and_ends_by_itself_or_by_hand() -> anyhow::
     let said = client(&["resume"], NAMESPACE)?.await?.expect(0)?.to_owned();
     assert!(said.contains("Nothing is paused"), "{}", said);
 
-    // It ends by itself: nobody has to restart anything.
+    // The pause ends without a restart.
     client(
         &["pause", "--for", "10s", "--reason", "a short one"],
         NAMESPACE,
@@ -398,7 +400,7 @@ async fn a_pause_holds_new_ones_only_and_ends_by_itself_or_by_hand() -> anyhow::
         "{story}"
     );
 
-    // What cannot be done is said.
+    // Invalid requests are refused with a reason.
     for (args, expected) in [
         (vec!["pause", "--reason", " "], "--reason"),
         (vec!["pause", "--for", "soon", "--reason", "x"], "--for"),

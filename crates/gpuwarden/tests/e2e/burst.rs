@@ -1,6 +1,6 @@
-//! Many nodes fail at once, and the product is killed in the middle of it.
+//! Faults on many nodes at once, with a kill of the product in the middle.
 //!
-//! `GPUWARDEN_SOAK_NODES` sets the number of nodes; NVSentinel, killed at 100 of 375, never
+//! `GPUWARDEN_SOAK_NODES` sets the number of nodes. NVSentinel, killed at 100 of 375, never
 //! cordoned 201 of them.
 
 use std::net::TcpListener;
@@ -18,22 +18,22 @@ use testkit::{ControlPlane, Launch, Product, Version, unique, wait_for};
 
 use crate::support::send_to;
 
-/// Nodes in the test command.
+/// Nodes outside of the soak.
 const NODES: usize = 60;
-/// On a busy machine, with hundreds of nodes.
+/// Long enough for a busy machine with hundreds of nodes.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Label of the nodes that the API server is slow about.
+/// Label of the nodes whose cordons the API server delays.
 const SLOW: &str = "burst-slow";
-/// Annotation by which is found out whether the API server knows of that.
+/// Annotation of the requests that probe whether the API server knows the webhooks.
 const PROBE: &str = "burst-probe";
 
-/// The nodes of this test. The last half of them can be made slow.
+/// Nodes of this test. Cordons of the last half can be delayed.
 struct Burst {
     name: String,
     names: Vec<String>,
     nodes: Api<Node>,
     webhooks: Api<ValidatingWebhookConfiguration>,
-    /// The port on which the API server asks about slow nodes; nobody answers there.
+    /// Port of the delaying webhook, which never responds.
     silent: TcpListener,
 }
 
@@ -57,7 +57,7 @@ impl Burst {
     async fn new(plane: &ControlPlane, count: usize) -> anyhow::Result<Self> {
         let client = plane.client().await?;
         let name = unique("burst");
-        // In the order of the names, which is the order in which they are decided about.
+        // Names in ascending order, which is the order of the decisions.
         let names = (0..count).map(|index| format!("{name}-{index:04}"));
         let burst = Self {
             names: names.collect(),
@@ -76,8 +76,8 @@ impl Burst {
         Ok(burst)
     }
 
-    /// Lets the API server take nine seconds for each cordon of a slow node, and for taking
-    /// it back: it asks somebody who does not answer, and goes on without.
+    /// Delays each cordon and uncordon of a slow node by nine seconds: the API server calls a
+    /// webhook that does not respond, and ignores the failure.
     async fn slow(&self) -> anyhow::Result<()> {
         let rules = json!([{
             "operations": ["UPDATE"], "apiGroups": [""], "apiVersions": ["v1"],
@@ -89,7 +89,7 @@ impl Burst {
                 "admissionReviewVersions": ["v1"],
                 "sideEffects": "None",
                 "failurePolicy": policy,
-                // Below the ten seconds that the product waits for an answer.
+                // Below the ten seconds after which the product gives up a request.
                 "timeoutSeconds": 9,
                 "clientConfig": {"url": url},
                 "rules": rules,
@@ -119,7 +119,8 @@ impl Burst {
         self.until_slow(false).await
     }
 
-    /// Waits until the API server knows: it refuses what the second webhook is asked about.
+    /// Waits until the API server applies the webhooks, which a probe detects: the second
+    /// webhook refuses it.
     async fn until_slow(&self, slow: bool) -> anyhow::Result<()> {
         let probe = Patch::Merge(json!({"metadata": {"annotations": {PROBE: ""}}}));
         let params = PatchParams {
@@ -148,7 +149,7 @@ impl Burst {
         Ok(list.items.iter().filter(cordoned).count())
     }
 
-    /// Waits until so many are cordoned.
+    /// Waits until the number of cordoned nodes is in this range.
     async fn reach(&self, product: &Product, wanted: RangeInclusive<usize>) -> anyhow::Result<()> {
         let what = format!("{wanted:?} nodes cordoned");
         product
@@ -161,8 +162,9 @@ impl Burst {
             .await
     }
 
-    /// Reports all nodes, and kills the product when a third of them has changed, while the
-    /// API server holds half of them up. Returns how many were cordoned before the restart.
+    /// Reports faults on all nodes, and kills the product once a third of them has changed,
+    /// while the API server delays half of them. Returns the number of nodes cordoned before the
+    /// restart.
     async fn killed_in_the_middle(
         &self,
         product: &mut Product,
@@ -194,7 +196,7 @@ impl Burst {
 
     async fn delete(&self) -> anyhow::Result<()> {
         let params = DeleteParams::default();
-        // Gone already, unless the test has failed.
+        // Already deleted, unless the test has failed.
         drop(self.webhooks.delete(&self.name, &params).await);
         let mine = ListParams::default().labels(&format!("burst={}", self.name));
         self.nodes.delete_collection(&params, &mine).await?;

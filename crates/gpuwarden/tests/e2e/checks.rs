@@ -1,4 +1,5 @@
-//! Preflight checks beside the product on one machine: what its metrics tell of them when they are gone.
+//! Preflight checks and the product on one machine: the product's metrics about checks that have
+//! ended.
 
 use std::path::Path;
 
@@ -6,7 +7,7 @@ use testkit::{Launch, Product, binary};
 
 const NODE: &str = "gpu-7";
 
-/// Runs the loopback check at the connector of a product, and returns its exit code.
+/// Runs the loopback check with a product's connector. Returns its exit code.
 async fn check(product: &Product, gpus: &Path, set: (&str, &str)) -> anyhow::Result<Option<i32>> {
     let output = tokio::process::Command::new(binary()?)
         .args(["check", "nccl-loopback"])
@@ -55,7 +56,8 @@ async fn metrics_tell_of_checks_that_are_gone() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a check that need not test what has passed within an hour; returns whether it has.
+/// Runs a check that is skipped if it passed within the last hour. Returns whether the check
+/// ran.
 async fn tests(product: &Product, gpus: &Path) -> anyhow::Result<bool> {
     let log = gpus.join("termination-log");
     std::fs::write(&log, "")?;

@@ -1,4 +1,4 @@
-//! `collect` in a container: the programs are those of the machine, whose root is mounted somewhere.
+//! `collect` in a container: it uses the programs of the machine, whose root is mounted.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use crate::support::gpuwarden;
 
-/// A bug report that is made of what only the machine has.
+/// A bug report with data that only the machine has.
 const REPORT: &str = "#!/bin/sh\nwhile [ \"$1\" != --output-file ]; do shift; done\n\
                       read line < /etc/machine\necho \"$line $PATH\" > \"$2\"\n";
 
-/// Copies a file, and all that stands in the way to it, below another root.
+/// Copies a file, with the symbolic links on its path, below another root.
 fn copy(path: &str, root: &Path) {
     let to = root.join(path.trim_start_matches('/'));
     fs::create_dir_all(to.parent().unwrap()).unwrap();
@@ -75,6 +75,6 @@ fn programs_run_below_the_root_of_the_machine() {
     let report = fs::read_to_string(report).unwrap();
     let standard = host::program::STANDARD_PATH;
     assert_eq!(report, format!("gpu-7's own {standard}\n"));
-    // Nothing is left on the machine.
+    // No file is left on the machine.
     assert_eq!(fs::read_dir(root.join("tmp")).unwrap().count(), 0);
 }

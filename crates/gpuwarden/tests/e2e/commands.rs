@@ -1,4 +1,4 @@
-//! The commands, without a cluster: what a newcomer types first, and what is wrong.
+//! Commands without a cluster: the first steps of a new user, and errors.
 
 use serde_json::Value;
 use testkit::{Launch, Product};
@@ -114,7 +114,7 @@ fn catalog_says_what_a_code_means_and_where_from() {
     let xids = rows.iter().filter(|row| row["kind"] == "xid").count();
     assert_eq!((code, xids), (Some(0), 172));
     assert_eq!(gpuwarden(&["catalog", "xid", "9999"], "").0, Some(2));
-    // As events have it, as older versions of DCGM have it, and as a number.
+    // The code of events, the code of older versions of DCGM, and the number.
     for code in [
         "DCGM_FR_CLOCKS_EVENT_THERMAL",
         "DCGM_FR_CLOCK_THROTTLE_THERMAL",
@@ -288,7 +288,7 @@ async fn inject_status_events_explain_and_recovery() -> anyhow::Result<()> {
         );
     }
 
-    // A recovery of another GPU closes nothing.
+    // A recovery of another GPU closes no fault.
     let none = product
         .client(["inject", "recovery", "--pci", "0000:99:00"])
         .await?;
@@ -353,7 +353,7 @@ async fn it_ends_in_order_and_goes_on_where_it_was() -> anyhow::Result<()> {
     stored(&product, 1).await?;
     let (status, _) = product.terminate().await?;
     assert!(status.success(), "{status}");
-    // Written while it was away.
+    // The line is written while the product is down.
     product.append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
     product.restart().await?;
     stored(&product, 2).await
@@ -379,6 +379,6 @@ async fn a_second_one_on_the_same_data_is_refused() -> anyhow::Result<()> {
         err.contains("in use") && err.contains(&product.pid().to_string()),
         "{err}"
     );
-    // And the first one goes on.
+    // The first process still runs.
     product.client(["status"]).await?.expect(0).map(drop)
 }

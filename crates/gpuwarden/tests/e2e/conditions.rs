@@ -1,4 +1,4 @@
-//! What is told on the nodes: conditions and Kubernetes Events.
+//! Reports on nodes: conditions and Kubernetes Events.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use testkit::{ControlPlane, Version};
 
 use crate::support::{SOON, Scene, condition, send_to, xid};
 
-/// A condition of the cluster's other writers.
+/// Returns a condition of another writer.
 fn foreign(kind: &str, status: &str, reason: &str) -> Value {
     json!({
         "type": kind,
@@ -51,7 +51,7 @@ fn memory(node: &str, gpu: &str) -> HealthEvent {
     }
 }
 
-/// Requests of the product in the API server's audit log that this picks.
+/// Returns the matching requests of the product in the API server's audit log.
 fn requests(plane: &ControlPlane, wanted: impl Fn(&Value) -> bool) -> anyhow::Result<usize> {
     let log = std::fs::read_to_string(plane.dir().join("log/audit.json"))?;
     let entries = log
@@ -77,13 +77,14 @@ async fn conditions_come_and_go_beside_others_and_heartbeats_conflict_with_nothi
             "False",
             "NoFrequentKubeletRestart",
         ),
-        // Left by NVSentinel: one check that we shall hear of, and one that we shall not.
+        // Conditions left by NVSentinel: a check that the product will report on, and one that
+        // it will not.
         foreign("GpuMemWatch", "True", "GpuMemWatchIsNotHealthy"),
         foreign("GpuPcieWatch", "True", "GpuPcieWatchIsNotHealthy"),
     ];
     patch_status(&scene.nodes, &scene.node, json!(others)).await?;
 
-    // A kubelet that cannot stop reporting.
+    // A kubelet that keeps updating the node's status.
     let stop = Arc::new(AtomicBool::new(false));
     let beating = {
         let (nodes, node, stop) = (scene.nodes.clone(), scene.node.clone(), Arc::clone(&stop));
@@ -117,7 +118,7 @@ async fn conditions_come_and_go_beside_others_and_heartbeats_conflict_with_nothi
     let sum = scene.condition("GPUHealthy", "False").await?;
     assert_eq!(sum["reason"], "SysLogsXIDError");
 
-    // A second fault of the check changes the text, and is no transition.
+    // A second fault of the check changes the message, and is not a transition.
     scene
         .product
         .append_kernel_log(&xid(95, "Uncontained ECC error"))?;
@@ -134,7 +135,7 @@ async fn conditions_come_and_go_beside_others_and_heartbeats_conflict_with_nothi
         .await?;
     assert_eq!(second["lastTransitionTime"], first["lastTransitionTime"]);
 
-    // NVSentinel's condition is replaced by what is true, once the check is heard of.
+    // NVSentinel's condition is replaced once the product receives an event of the check.
     send_to(&scene.product, vec![memory(&scene.node, "3")]).await?;
     scene
         .node_until("our text in NVSentinel's condition", |node| {
@@ -206,7 +207,7 @@ async fn what_is_no_news_is_not_written() -> anyhow::Result<()> {
     send_to(&scene.product, vec![memory(&scene.node, "0")]).await?;
     scene.condition("GpuMemWatch", "True").await?;
     scene.condition("GPUHealthy", "False").await?;
-    // Repeats, a check that is well, and events that are only to be stored.
+    // Repeats, a healthy check, and events with the strategy STORE_ONLY.
     let mut events = 1;
     for round in 0..20_i64 {
         let at = prost_types::Timestamp {

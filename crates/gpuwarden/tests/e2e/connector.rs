@@ -1,4 +1,4 @@
-//! What the connector makes of events on their way: NVSentinel's files, the product as a
+//! The connector's transformers, with NVSentinel's configuration files and the product as a
 //! process.
 
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/connector/config.json")
 }
 
-/// The events of a product, oldest first, once there are so many.
+/// Returns the events of a product, oldest first, once it has `count` of them.
 async fn events(product: &Product, count: usize) -> anyhow::Result<Vec<Value>> {
     product
         .wait_for("events", SOON, || async {
@@ -49,16 +49,16 @@ async fn repeats_are_kept_from_the_reactions_over_a_restart() -> anyhow::Result<
     product.client(inject).await?.expect(0)?;
     let after = strategies(&events(&product, 3).await?);
     assert_eq!(after, [first, repeat, repeat]);
-    // A recovery makes the next report a first one.
+    // After a recovery, the next report counts as the first.
     product.client(["inject", "recovery"]).await?.expect(0)?;
     product.client(inject).await?.expect(0)?;
     assert_eq!(strategies(&events(&product, 5).await?)[4], first);
-    // Why what the files say about Kubernetes and databases is not used is in the log.
+    // The log names the ignored keys for Kubernetes and databases.
     assert!(product.stderr().contains("StoreConnectorMaxRetries"));
     Ok(())
 }
 
-/// There each event is logged in full, once for each connector.
+/// NVSentinel logs each event in full, once per connector.
 #[tokio::test]
 async fn events_are_in_the_store_and_not_in_the_log() -> anyhow::Result<()> {
     let product = Launch::new()?.start().await?;
@@ -84,7 +84,7 @@ async fn events_carry_what_the_cluster_knows_of_the_node() -> anyhow::Result<()>
         |launch| launch.option("--connector-config", examples()),
     )
     .await?;
-    // Once it has acted on the node it has seen it.
+    // Acting on the node implies that the product has observed it.
     let fallen = xid(79, "GPU has fallen off the bus.");
     scene.product.append_kernel_log(&fallen)?;
     scene.cordoned().await?;
@@ -97,9 +97,9 @@ async fn events_carry_what_the_cluster_knows_of_the_node() -> anyhow::Result<()>
     Ok(())
 }
 
-/// Returns the beginnings of the samples of NVSentinel's connector, by its contract. Those of its
-/// gRPC sink are there where there is one, and Events have no label `node_name` here
-/// (compatibility.md).
+/// Returns the prefixes of the metric samples of NVSentinel's connector, according to its
+/// contract. Those of its gRPC sink exist only with a sink, and Events have no label `node_name`
+/// here (compatibility.md).
 fn sample_names() -> Vec<String> {
     let mut names: Vec<String> = [
         "platform_connector_health_events_received_total ",
@@ -157,7 +157,7 @@ async fn the_metrics_of_the_references_connector_are_shown() -> anyhow::Result<(
             let text = text.map_err(|error| error.to_string())?;
             let mut missing = sample_names();
             missing.retain(|name| !text.lines().any(|line| line.starts_with(name)));
-            // All that was to be told is told.
+            // All events have been processed.
             let idle = "depth_kubernetes{workqueue=\"kubernetes\"} 0";
             if missing.is_empty() && text.contains(idle) {
                 Ok(())

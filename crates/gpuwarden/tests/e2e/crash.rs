@@ -1,5 +1,5 @@
-//! The product is killed at random moments of a stream of events: nothing that was
-//! acknowledged is lost, nothing is doubled, and the node ends as its faults say.
+//! Kills at random moments of a stream of events: no acknowledged event is lost or duplicated,
+//! and the node ends in the state of its faults.
 //!
 //! `GPUWARDEN_SOAK_KILLS` sets the number of kills (`cargo xtask soak` asks for 1,000).
 
@@ -18,20 +18,20 @@ use tonic::transport::Endpoint;
 
 use crate::support::{SOON, Scene};
 
-/// Events in the stream: in the test command, and in the soak.
+/// Events in the stream: by default, and in the soak.
 const EVENTS: u32 = 500;
 const SOAK_EVENTS: u32 = 2_000;
-/// Kills in the test command.
+/// Kills outside of the soak.
 const KILLS: u32 = 10;
-/// The variable that says how often to kill in the soak.
+/// Environment variable with the number of kills in the soak.
 const SOAK_KILLS: &str = "GPUWARDEN_SOAK_KILLS";
-/// Within this, all events are sent, also on a very busy machine.
+/// Time to send all events, also on a very busy machine.
 pub(crate) const ALL_SENT: Duration = Duration::from_secs(600);
-/// Within this, the lines of the storm are read and counted, also there.
+/// Time to read and count the lines of the storm, also on a very busy machine.
 const ALL_READ: Duration = Duration::from_secs(600);
 
-/// The `index`th event: of five GPUs, each broken and well in turn. The last one breaks
-/// GPU 0 in the place of GPU 4's recovery: these two are broken in the end.
+/// Returns event `index` of the stream: five GPUs, each failing and recovering in turn. The last
+/// event is a fault of GPU 0 instead of GPU 4's recovery, so these two are faulty at the end.
 fn event(node: &str, index: u32) -> HealthEvent {
     let last = index == events() - 1;
     let gpu = if last { 0 } else { index % 5 };
@@ -57,8 +57,8 @@ fn event(node: &str, index: u32) -> HealthEvent {
     }
 }
 
-/// Sends the stream in order, each event until it is acknowledged, over any number of
-/// restarts. Returns how often an event had to be sent again.
+/// Sends the stream in order, each event until it is acknowledged, across any number of
+/// restarts. Returns how many sends were repeated.
 pub(crate) async fn send_all(socket: std::path::PathBuf, node: String) -> anyhow::Result<u32> {
     let address = format!("unix://{}", socket.display());
     let mut again = 0;
@@ -90,13 +90,13 @@ pub(crate) async fn send_all(socket: std::path::PathBuf, node: String) -> anyhow
     Ok(again)
 }
 
-/// Returns how often to kill: `usual`, unless the soak asks for more.
+/// Returns the number of kills: `usual`, unless the soak sets another one.
 pub(crate) fn kills(usual: u32) -> anyhow::Result<u32> {
     let asked = std::env::var(SOAK_KILLS);
     Ok(asked.map_or(Ok(usual), |text| text.parse())?)
 }
 
-/// Returns how many events the stream has.
+/// Returns the number of events in the stream.
 pub(crate) fn events() -> u32 {
     if std::env::var_os(SOAK_KILLS).is_some() {
         SOAK_EVENTS
@@ -105,8 +105,8 @@ pub(crate) fn events() -> u32 {
     }
 }
 
-/// Moments for kills: a fixed seed would kill at the same moments of a slow and a fast
-/// machine alike only by chance, so they are spread by a small generator.
+/// Random moments for kills. A fixed seed would not reproduce the same moments on slow and fast
+/// machines anyway.
 pub(crate) struct Moments(u64);
 
 impl Moments {
@@ -114,7 +114,7 @@ impl Moments {
         Self(u64::from(std::process::id()) | 1)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.0 = self
             .0
@@ -153,10 +153,10 @@ async fn killed_at_random_moments_it_loses_and_doubles_nothing() -> anyhow::Resu
     scene.restored_by_hand().await
 }
 
-/// Looks at what became of the stream: each event is stored once, in order, and the node
-/// is as the last events say.
+/// Checks that each event of the stream is stored once and in order, and that the node is in the
+/// state of the last events.
 pub(crate) async fn all_once_and_in_order(scene: &Scene) -> anyhow::Result<()> {
-    // Stored: each of the stream's events once, in order.
+    // Each event of the stream is stored once, in order.
     let output = scene
         .product
         .client(["events", "--limit", "10000", "-o", "json"])
@@ -188,7 +188,7 @@ pub(crate) async fn all_once_and_in_order(scene: &Scene) -> anyhow::Result<()> {
     assert!(odd.is_empty(), "doubled or foreign events: {odd:#?}");
     assert_eq!(messages, expected, "events are lost or out of order");
 
-    // Acted upon: the open faults hold the node, and their recovery gives it back.
+    // The open faults hold the node, and their recovery releases it.
     scene.taken_in(events().into()).await?;
     scene.cordoned().await?;
     let status = scene.shown().await?;
@@ -202,12 +202,12 @@ pub(crate) async fn all_once_and_in_order(scene: &Scene) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Faults of the storm, as many as were seen behind 800,000 lines of one code in the field.
+/// Distinct faults of the storm, as many as behind 800,000 lines of one code in the field.
 const FAULTS: u64 = 29;
 /// Lines of the storm.
 const STORM: u64 = 40_000;
 
-/// Returns the number of lines that the stored events of faults stand for, and the number of these
+/// Returns the number of lines that the stored fault events stand for, and the number of these
 /// events.
 async fn counted(product: &testkit::Product) -> anyhow::Result<(u64, usize)> {
     let output = product
@@ -240,7 +240,7 @@ async fn killed_in_a_storm_it_counts_every_line_once() -> anyhow::Result<()> {
         let part = lines.collect::<Vec<_>>().concat();
         line += 4_000;
         product.append_kernel_log(&part)?;
-        // A moment that differs from kill to kill, mostly while these lines are read.
+        // A different moment for each kill, mostly while the lines are being read.
         tokio::time::sleep(Duration::from_millis(10 + kills * 37 % 160)).await;
         product.kill9()?;
         product.restart().await?;
@@ -261,7 +261,7 @@ async fn killed_in_a_storm_it_counts_every_line_once() -> anyhow::Result<()> {
     product
         .wait_for("the log to be read", ALL_READ, read)
         .await?;
-    // A recovery ends the windows, so that what is counted is reported now.
+    // A recovery ends the windows, so that the counted repeats are reported now.
     product.client(["inject", "recovery"]).await?.expect(0)?;
     let all = || async {
         match counted(&product).await.map_err(|error| error.to_string())? {
@@ -272,18 +272,18 @@ async fn killed_in_a_storm_it_counts_every_line_once() -> anyhow::Result<()> {
     let events = product
         .wait_for("every line counted", ALL_READ, all)
         .await?;
-    // Each start may end the windows of the one before.
+    // Each start may end the windows of the previous process.
     let most = usize::try_from(FAULTS * (2 * kills + 2))?;
     assert!(events <= most, "{events} events, at most {most}");
     Ok(())
 }
 
-/// A line of an XID 79 of the GPU on this bus.
+/// Returns a line with XID 79 of the GPU on this bus.
 fn fall(bus: u32) -> String {
     format!("[  100.000001] NVRM: Xid (PCI:0000:{bus:02x}:00): 79, GPU has fallen off the bus.\n")
 }
 
-/// Overwrites every third page of the database, from the given one on, with noise.
+/// Overwrites every third page of the database with noise, from page `first` on.
 fn spoil(database: &Path, first: u64) -> anyhow::Result<()> {
     const PAGE: u64 = 4096;
     let noise = vec![0xA5; usize::try_from(PAGE)?];
@@ -296,7 +296,7 @@ fn spoil(database: &Path, first: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The status, once the fault of the GPU on this bus shows in it.
+/// Returns the status once it shows the fault of the GPU on this bus.
 async fn shown(product: &Product, bus: u32) -> anyhow::Result<Value> {
     let output = product.client(["status", "-o", "json"]).await?;
     let status: Value = serde_json::from_str(&output.stdout)?;
@@ -320,7 +320,8 @@ async fn a_damaged_store_leaves_no_machine_unwatched() -> anyhow::Result<()> {
         product.terminate().await?;
         spoil(&product.data_dir().join("events.db"), first)?;
 
-        // As its supervisor does: what the start does not read is met later, and ends it once.
+        // As a supervisor does: damage that the start does not read is found later, and ends the
+        // process once.
         let mut starts = 0;
         let status = loop {
             starts += 1;
@@ -347,8 +348,8 @@ async fn a_damaged_store_leaves_no_machine_unwatched() -> anyhow::Result<()> {
                 .map_err(|error| error.to_string())
         };
         product.wait_for("being ready", SOON, is_ready).await?;
-        // Where the fault book was saved behind all events, history is not read, and its damage is
-        // met by nobody. The first page is always read.
+        // If the fault book was saved after all events, history is not read, and its damage is
+        // not found. The first page is always read.
         let notes = status["store"]["notes"].to_string();
         let is_met = notes.contains("events.db.damaged-");
         assert!(is_met || first > 0, "{status}");

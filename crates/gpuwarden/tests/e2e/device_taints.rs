@@ -1,4 +1,4 @@
-//! Taints of single devices, by `DeviceTaintRule`s on a real API server.
+//! Taints of single devices, with `DeviceTaintRule`s on a real API server.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use testkit::{ControlPlane, Launch, NodeBuilder, Options, Program, Version, uniq
 
 use crate::support::{SOON, Scene, send_to};
 
-/// One faulty GPU is tainted; two take the node out.
+/// A policy that taints a single faulty GPU, and quarantines a node with two.
 const POLICY: &str = r#"
 [device-taints]
 
@@ -24,7 +24,7 @@ kind = "HealthEvent"
 expression = "event.isFatal"
 "#;
 
-/// The same without devices.
+/// A policy without device taints, which quarantines for every faulty GPU.
 const NODES_ONLY: &str = r#"
 [[rule-sets]]
 name = "fatal"
@@ -38,7 +38,7 @@ expression = "event.isFatal"
 const DOCUMENT: &str = include_str!("../../../../docs/device-taints.md");
 const ROLE: &str = include_str!("../../../../examples/kubernetes/device-taints.yaml");
 
-/// The API of devices in one version.
+/// Client of the resource API in one version.
 struct Devices {
     slices: Api<DynamicObject>,
     rules: Api<DynamicObject>,
@@ -90,7 +90,7 @@ impl Devices {
         Ok(())
     }
 
-    /// The rules for devices of a pool, as `device key=value:effect`.
+    /// Returns the rules for devices of a pool, in the form `device key=value:effect`.
     async fn rules_of(&self, pool: &str) -> Result<Vec<String>, String> {
         let rules = self.rules.list(&ListParams::default()).await;
         let rules = rules.map_err(|error| error.to_string())?;
@@ -146,7 +146,8 @@ fn well(node: &str, index: u8, code: &str) -> HealthEvent {
     }
 }
 
-/// A node made as `describe` says, with some GPUs, a product with this policy, and the policy's file.
+/// Returns a scene with a node made by `describe`, its GPUs and a product with this policy, and
+/// the policy's file.
 async fn scene(
     plane: &ControlPlane,
     devices: &Devices,
@@ -198,7 +199,7 @@ async fn a_taint_appears_with_a_fault_follows_it_and_goes_with_it() -> anyhow::R
         &["gpu-0 gpu.nvidia.com/xid=48:NoSchedule"],
     )
     .await?;
-    // The newest XID is the value.
+    // The value is the newest XID.
     send_to(&scene.product, vec![xid(&scene.node, 0, "95")]).await?;
     tainted(
         &scene,
@@ -206,7 +207,7 @@ async fn a_taint_appears_with_a_fault_follows_it_and_goes_with_it() -> anyhow::R
         &["gpu-0 gpu.nvidia.com/xid=95:NoSchedule"],
     )
     .await?;
-    // The node stays in service, but says that it has a session.
+    // The node stays in service, with a session.
     let node = scene.nodes.get(&scene.node).await?;
     assert_eq!(node.spec.unwrap_or_default().unschedulable, None);
     let annotations = node.metadata.annotations.unwrap_or_default();
@@ -214,8 +215,8 @@ async fn a_taint_appears_with_a_fault_follows_it_and_goes_with_it() -> anyhow::R
         annotations.contains_key("gpuwarden.dev/session"),
         "{annotations:?}"
     );
-    // It goes although it was over while nobody was there to see it, and the next policy does not
-    // ask for taints.
+    // The rule is removed although the fault has recovered while the product was down, and
+    // although the new policy does not use taints.
     scene.product.kill9()?;
     std::fs::write(&file, NODES_ONLY)?;
     scene.product.restart().await?;
@@ -286,7 +287,7 @@ async fn older_versions_of_the_api_do_and_none_takes_the_node_out() -> anyhow::R
     Ok(())
 }
 
-/// The YAML blocks of the document that are objects of Kubernetes.
+/// Returns the YAML blocks of the document that are Kubernetes objects.
 fn examples() -> Vec<&'static str> {
     let blocks = DOCUMENT.split("```yaml\n").skip(1);
     blocks
@@ -294,7 +295,7 @@ fn examples() -> Vec<&'static str> {
         .collect()
 }
 
-/// A pod that uses a claim, on this node.
+/// Returns a pod on this node that uses a claim.
 fn pod(node: &str, claim: &str) -> Value {
     let on_node = json!([{"key": "metadata.name", "operator": "In", "values": [node]}]);
     json!({
@@ -316,7 +317,7 @@ fn pod(node: &str, claim: &str) -> Value {
     })
 }
 
-/// A namespace of its own, and what is applied in it.
+/// A namespace, and the objects applied in it.
 struct Namespace<'a> {
     plane: &'a ControlPlane,
     name: String,
@@ -333,7 +334,7 @@ impl Namespace<'_> {
         Ok(())
     }
 
-    /// The device that a claim was given; `null` where it was given none.
+    /// Returns the device allocated to a claim; `null` if none is.
     async fn given(&self, claim: &str) -> Result<Value, String> {
         let get = [
             "get",
@@ -415,7 +416,8 @@ async fn tolerations_of_the_document_work_and_pods_are_named_and_deleted() -> an
     }
     assert_eq!(namespace.given("plain").await, Ok(Value::Null));
 
-    // The pods are named, and the one on a GPU that is gone is deleted: it tolerates XIDs only.
+    // The message names the pods. The pod on the absent GPU is deleted, because it tolerates
+    // XIDs only.
     let pod = format!("{}/any-xid", namespace.name);
     let index = lost
         .as_str()
@@ -450,7 +452,7 @@ async fn tolerations_of_the_document_work_and_pods_are_named_and_deleted() -> an
     .await?;
     scene
         .product
-        .wait_for("what the cluster says of evictions", SOON, || async {
+        .wait_for("the eviction status of the rule", SOON, || async {
             let shown = scene.shown().await.map_err(|error| error.to_string())?;
             if shown["devices"].to_string().contains("\"evictions\"") {
                 Ok(())
@@ -472,7 +474,7 @@ async fn the_role_of_the_example_is_enough() -> anyhow::Result<()> {
         plane: &plane,
         name,
     };
-    // Everything is named after the namespace: other tests use the same control plane.
+    // All names derive from the namespace, because other tests use the same control plane.
     let role = ROLE.replace("name: gpuwarden", &format!("name: {}", namespace.name));
     let role = role.replace(
         "namespace: gpuwarden",

@@ -1,5 +1,5 @@
 //! The Device API of the product as a process: a stock Python client as consumer and provider,
-//! and the commands that stand on it.
+//! and the commands that use the API.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -21,7 +21,8 @@ struct Python {
 }
 
 impl Python {
-    /// `None`, and a skip, if this machine cannot run it.
+    /// Starts the program. Returns `None`, after reporting the skip, if this machine cannot run
+    /// it.
     async fn start(product: &Product) -> anyhow::Result<Option<Self>> {
         let Some(interpreter) = testkit::require(Component::PythonGrpc) else {
             return Ok(None);
@@ -59,13 +60,13 @@ impl Python {
         Ok(self.input.write_all(line.as_bytes()).await?)
     }
 
-    /// Returns the next thing that it sees.
+    /// Returns the next line of its output.
     async fn sees(&mut self) -> anyhow::Result<Value> {
         let line = tokio::time::timeout(SOON, self.lines.next_line()).await??;
         Ok(serde_json::from_str(&line.unwrap_or_default())?)
     }
 
-    /// Waits until it sees what is meant.
+    /// Waits for a line of its output that meets `is_meant`.
     async fn sees_that(&mut self, is_meant: impl Fn(&Value) -> bool) -> anyhow::Result<()> {
         while !is_meant(&self.sees().await?) {}
         Ok(())
@@ -85,7 +86,7 @@ async fn a_stock_python_client_lists_watches_and_writes_over_a_kill() -> anyhow:
     python.say("list").await?;
     assert_eq!(python.sees().await?, json!({"list": {}}));
     python.say("watch").await?;
-    // The answers and the events come by two threads.
+    // Responses and events come from two threads.
     python.say("register GPU-a").await?;
     python.sees_that(|seen| seen["event"] == "ADDED").await?;
     python.say("bad GPU-a").await?;
@@ -103,7 +104,7 @@ async fn a_stock_python_client_lists_watches_and_writes_over_a_kill() -> anyhow:
     product.restart().await?;
     python.sees_that(|seen| seen["event"] == "ended").await?;
     python.say("again").await?;
-    // What it has seen is of a process that is gone, and it is told so.
+    // The client's version is from the previous process, so it is told to list again.
     assert_eq!(python.sees().await?["event"], "RESYNC");
     assert_eq!(python.sees().await?["event"], "BOOKMARK");
     python.say("register GPU-a").await?;
@@ -158,7 +159,8 @@ async fn the_commands_say_how_the_gpus_do() -> anyhow::Result<()> {
     assert_eq!(unfit["bad"], json!(["GPU-a: false: Looks"]));
     assert_eq!(unfit["fit"], json!(false));
 
-    // What the provider says is a fault of the node, and a fault of the node is a condition.
+    // A fault from the provider is a fault of the node, and a fault of the node becomes a
+    // condition.
     let status = || async {
         let status = product.client(["status", "-o", "json"]).await;
         let status = status.map_err(|error| error.to_string())?.stdout;
@@ -199,7 +201,7 @@ async fn the_commands_say_how_the_gpus_do() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns how a GPU does, by type of condition.
+/// Returns the conditions of a GPU: type and state.
 fn conditions(devices: &Value, gpu: usize) -> Vec<(String, String)> {
     let all = devices[gpu]["conditions"].as_array();
     let word = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();
@@ -251,7 +253,7 @@ async fn an_agent_knows_the_faults_of_its_node_from_the_controller() -> anyhow::
     let xid = ["inject", "xid", "79", "--gpu", "1", "--via", "nvml"];
     agent.client(xid).await?.expect(0)?;
     says(&agent, ["False XidError", "False SysLogsXIDError"]).await?;
-    // The operator's word, at the controller.
+    // The operator reports the recovery at the controller.
     let recovery = ["inject", "recovery", "--node-name", "n1"];
     controller.client(recovery).await?.expect(0)?;
     says(&agent, ["True Recovered", "True NoFault"]).await

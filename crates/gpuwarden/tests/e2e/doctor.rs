@@ -1,5 +1,5 @@
-//! What `doctor` finds: on a machine with nothing, with a configuration that is wrong, beside
-//! a gpuwarden that runs, and in a cluster, with and without permissions.
+//! Findings of `doctor`: on a bare machine, with an invalid configuration, beside a running
+//! gpuwarden, and in a cluster, with and without permissions.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use testkit::{ControlPlane, Launch, Options, Version, binary, unique};
 
 use crate::support::{SOON, gpuwarden};
 
-/// Results as `check result what`.
+/// Returns the results in the form `check result what`.
 fn lines(findings: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let line = |it: &Value| {
@@ -23,7 +23,7 @@ fn lines(findings: &Value) -> Vec<String> {
     findings.as_array().unwrap().iter().map(line).collect()
 }
 
-/// The only finding of a check.
+/// Returns the only finding of a check.
 fn one<'a>(findings: &'a Value, check: &str) -> &'a Value {
     let list = findings.as_array().unwrap();
     let mut found = list.iter().filter(|it| it["check"] == check);
@@ -118,7 +118,7 @@ fn whether_dcgm_can_be_asked_is_told_with_why_not() {
         lines(&found).iter().any(|line| line == expected),
         "{found:#}"
     );
-    // Where it is not to be asked, nothing is said of it.
+    // A check that is switched off has no finding.
     let found = doctor(&[]);
     assert!(!lines(&found).iter().any(|line| line.starts_with("dcgm ")));
 }
@@ -155,7 +155,7 @@ fn the_driver_of_the_gpus_is_told_with_where_it_was_found() {
         what.starts_with("2 GPUs, driver ") && what.ends_with(&by),
         "{what}"
     );
-    // One that is there and answers nothing is a problem.
+    // A library that does not respond is a problem.
     std::fs::write(&library, "no library").unwrap();
     let found = doctor(&[]);
     assert_ne!(one(&found, "gpus")["result"], "ok", "{found:#}");
@@ -167,7 +167,7 @@ fn the_driver_of_the_gpus_is_told_with_where_it_was_found() {
             .contains("made up"),
         "{found:#}"
     );
-    // Where it is not to be asked, nothing is said of it.
+    // A check that is switched off has no finding.
     let found = doctor(&["--enable-nvml-provider", "false"]);
     assert!(
         !lines(&found).iter().any(|line| line.starts_with("gpus ")),
@@ -175,7 +175,7 @@ fn the_driver_of_the_gpus_is_told_with_where_it_was_found() {
     );
 }
 
-/// A command that was printed, as a person pastes it into a shell.
+/// Returns a printed command as a person would paste it into a shell.
 fn pasted(command: &str) -> anyhow::Result<tokio::process::Command> {
     let program = binary()?;
     let usual = std::env::var("PATH").unwrap_or_default();
@@ -210,7 +210,7 @@ async fn what_is_printed_as_a_fix_works_when_it_is_pasted() -> anyhow::Result<()
         let args = [&["doctor", "-o", "json"], &place[..], &flags].concat();
         Ok(serde_json::from_str(&gpuwarden(&args, "").1)?)
     };
-    // As doctor says, it is started.
+    // The product is started as `doctor` suggests.
     let found = doctor()?;
     let fix = one(&found, "server")["fix"].as_str().unwrap_or_default();
     let (start, _) = fix.split_once(", or ").unwrap_or_default();
@@ -219,7 +219,7 @@ async fn what_is_printed_as_a_fix_works_when_it_is_pasted() -> anyhow::Result<()
         .stdout(output.try_clone()?)
         .stderr(output)
         .spawn()?;
-    let found = testkit::wait_for("what doctor has said to run", SOON, || async {
+    let found = testkit::wait_for("the started product", SOON, || async {
         let found = doctor().map_err(|error| error.to_string())?;
         match one(&found, "server")["result"].as_str() {
             Some("ok") => Ok(found),
@@ -227,7 +227,7 @@ async fn what_is_printed_as_a_fix_works_when_it_is_pasted() -> anyhow::Result<()
         }
     });
     found.await?;
-    // It tells what to ask next, and that finds it.
+    // The suggested follow-up command finds the node.
     let args = [&["why-not", "n1", "-o", "json"], &place[..]].concat();
     let (code, out, err) = gpuwarden(&args, "");
     assert_eq!(code, Some(0), "{err}");
@@ -283,7 +283,7 @@ fn what_is_wrong_in_a_configuration_is_told_as_the_role_tells_it() {
         assert_eq!(code, Some(2), "{err}");
         assert!(err.contains(expected), "{err}");
     }
-    // What the settings name is looked at too, all of it.
+    // Files named by the settings are all checked.
     let found = doctor(good.clone());
     for expected in [
         "kernel-log problem /none/at/all",
@@ -315,13 +315,13 @@ async fn a_running_one_is_well_until_it_is_not() -> anyhow::Result<()> {
     for (check, result) in [("server", "ok"), ("ready", "ok"), ("socket", "ok")] {
         assert_eq!(one(&found, check)["result"], result, "{found:#}");
     }
-    // The files that it holds open are not opened again.
+    // Files that the running process holds open are not opened again.
     assert!(
         !lines(&found)
             .iter()
             .any(|line| line.starts_with("data-dir "))
     );
-    // Asking has stored nothing.
+    // Running `doctor` has stored no event.
     let status: Value = serde_json::from_str(&product.get("/api/v1/status").await?)?;
     assert_eq!(status["store"]["events"], 0, "{status}");
 
@@ -331,7 +331,7 @@ async fn a_running_one_is_well_until_it_is_not() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A kubeconfig by which a `ServiceAccount` speaks.
+/// Writes a kubeconfig with the token of a `ServiceAccount`.
 async fn kubeconfig_of(
     plane: &ControlPlane,
     account: &str,
@@ -349,8 +349,8 @@ async fn kubeconfig_of(
     Ok(path)
 }
 
-/// Runs the commands of a fix as the administrator.
-async fn mend(plane: &ControlPlane, fix: &Value) -> anyhow::Result<()> {
+/// Runs the commands of a fix as administrator.
+async fn apply_fix(plane: &ControlPlane, fix: &Value) -> anyhow::Result<()> {
     for command in fix.as_str().unwrap_or_default().split(" && ") {
         let words = command.split(' ').map(|word| word.trim_matches('\''));
         plane.kubectl(words.skip(1)).await?;
@@ -389,7 +389,7 @@ async fn in_a_cluster_rights_and_nodes_are_looked_at_and_the_fixes_mend() -> any
             "--namespace",
             "gw",
             "--quarantine",
-            // A kubelet is there.
+            // The socket of a kubelet, which exists.
             "--pod-resources",
             &log,
         ];
@@ -398,7 +398,7 @@ async fn in_a_cluster_rights_and_nodes_are_looked_at_and_the_fixes_mend() -> any
         serde_json::from_str(&out).unwrap()
     };
 
-    // Nobody has allowed anything yet.
+    // The account has no permissions yet.
     let found = doctor(&["--policy", "configmap:gw/rules"]);
     assert_eq!(one(&found, "cluster")["result"], "ok", "{found:#}");
     assert_eq!(one(&found, "clock")["result"], "ok", "{found:#}");
@@ -427,10 +427,10 @@ async fn in_a_cluster_rights_and_nodes_are_looked_at_and_the_fixes_mend() -> any
     );
     let may_lack = missing.iter().filter(|it| it["result"] == "warning");
     assert_eq!(may_lack.count(), 2, "{missing:#?}");
-    // What is printed is what mends it.
+    // The printed commands fix the problem.
     plane.kubectl(["create", "namespace", "gw"]).await?;
     for problem in &missing {
-        mend(&plane, &problem["fix"]).await?;
+        apply_fix(&plane, &problem["fix"]).await?;
     }
     let found = testkit::wait_for("the roles to hold", SOON, || async {
         let found = doctor(&["--policy", "configmap:gw/rules"]);
@@ -475,7 +475,7 @@ async fn in_a_cluster_rights_and_nodes_are_looked_at_and_the_fixes_mend() -> any
     let label = list
         .iter()
         .find(|it| it["what"].as_str().unwrap().contains("has no label"));
-    mend(&plane, &label.unwrap()["fix"]).await?;
+    apply_fix(&plane, &label.unwrap()["fix"]).await?;
     let found = doctor(&[]);
     for check in ["node", "gpu-nodes", "policy"] {
         assert_eq!(one(&found, check)["result"], "ok", "{found:#}");
@@ -483,7 +483,7 @@ async fn in_a_cluster_rights_and_nodes_are_looked_at_and_the_fixes_mend() -> any
     Ok(())
 }
 
-/// As in a pod: no kubeconfig, but the environment and the files that Kubernetes gives.
+/// As in a pod: without a kubeconfig, from the environment and files that Kubernetes provides.
 #[tokio::test]
 async fn in_a_pod_the_service_accounts_token_is_used() -> anyhow::Result<()> {
     let may = Command::new("unshare").args(["--mount", "true"]).status();
@@ -503,7 +503,7 @@ async fn in_a_pod_the_service_accounts_token_is_used() -> anyhow::Result<()> {
     let token = plane.kubectl(["create", "token", &account]).await?;
     std::fs::write(secrets.join("token"), token.trim())?;
     std::fs::write(secrets.join("namespace"), "default")?;
-    // Kubernetes puts the authority that it publishes here into every pod.
+    // Kubernetes mounts the authority published here into every pod.
     let authority = testkit::wait_for("the cluster's authority", SOON, || async {
         let path = "jsonpath={.data.ca\\.crt}";
         let find = ["get", "configmap", "kube-root-ca.crt", "-o", path];
@@ -535,7 +535,7 @@ async fn in_a_pod_the_service_accounts_token_is_used() -> anyhow::Result<()> {
     let told = String::from_utf8_lossy(&output.stderr);
     let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{told}"));
     assert_eq!(one(&found, "cluster")["result"], "ok", "{found:#}");
-    // The API server knows who asks, and nobody has allowed anything to it.
+    // The API server authenticates the account, which has no permissions.
     let who = format!("system:serviceaccount:default:{account} may not list, watch, patch nodes");
     assert!(found.to_string().contains(&who), "{found:#}");
     Ok(())

@@ -1,4 +1,4 @@
-//! The pods of a node that is out of service leave as their namespaces wish.
+//! Drain of a quarantined node, according to the modes of the pods' namespaces.
 
 use contract::keys::POD_DEVICES;
 use contract::{BehaviourOverrides, Entity, HealthEvent, RecommendedAction};
@@ -12,7 +12,7 @@ use crate::support::{SOON, Scene, event, send_to, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
 
-/// A node with pods in three namespaces, one for each mode, and the product that drains it.
+/// A node with pods in three namespaces, one per mode, and the product that drains it.
 pub(crate) struct Drain {
     pub(crate) scene: Scene,
     pub(crate) client: kube::Client,
@@ -27,14 +27,14 @@ impl Drain {
         Self::with(plane, "").await
     }
 
-    /// The same with more keys in the configuration.
+    /// Arranges a drain with more keys in the configuration.
     async fn with(plane: &ControlPlane, keys: &str) -> anyhow::Result<Self> {
         let drain = Self::arranged(plane, keys, |launch| launch).await?;
         drain.pods_of_all_modes().await?;
         Ok(drain)
     }
 
-    /// The same without pods, and with a product that does more.
+    /// Arranges a drain without pods, with more options of the product.
     pub(crate) async fn arranged(
         plane: &ControlPlane,
         keys: &str,
@@ -75,7 +75,7 @@ impl Drain {
         })
     }
 
-    /// Makes the pod `a` in each namespace.
+    /// Creates the pod `a` in each namespace.
     pub(crate) async fn pods_of_all_modes(&self) -> anyhow::Result<()> {
         for namespace in &self.namespaces {
             self.pod(namespace, "a").await?;
@@ -87,7 +87,7 @@ impl Drain {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Makes a pod on the node, and waits until it runs.
+    /// Creates a pod on the node, and waits until it runs.
     pub(crate) async fn pod(&self, namespace: &str, name: &str) -> anyhow::Result<()> {
         let pod = testkit::pod(namespace, name)
             .label("app", name)
@@ -114,7 +114,7 @@ impl Drain {
             .await
     }
 
-    /// Has a pod hold this GPU, as the agent of its node says.
+    /// Reports, as the node's agent would, that a pod holds this GPU.
     pub(crate) async fn holds(&self, namespace: &str, pod: &str, gpu: &str) -> anyhow::Result<()> {
         let devices = json!({"devices": {"nvidia.com/gpu": [gpu]}}).to_string();
         let patch = Patch::Merge(json!({"metadata": {"annotations": {POD_DEVICES: devices}}}));
@@ -123,7 +123,7 @@ impl Drain {
         Ok(())
     }
 
-    /// Has a budget keep the pod `a` of a namespace.
+    /// Protects the pod `a` of a namespace with a disruption budget.
     pub(crate) async fn protect(
         &self,
         namespace: &str,
@@ -194,12 +194,12 @@ impl Drain {
         self.scene.node_until(&what, is).await
     }
 
-    /// Waits until the record of the node's first event says this of the drain.
+    /// Waits until the record of the node's first event has this drain status.
     async fn recorded(&self, status: &str) -> anyhow::Result<()> {
         self.recorded_of(0, status).await
     }
 
-    /// Waits until the record of an event, counted from the first, says so.
+    /// Waits until the record of an event, by index, has this drain status.
     async fn recorded_of(&self, event: usize, status: &str) -> anyhow::Result<()> {
         let says = || async {
             let output = self.scene.product.client(["events", "-o", "json"]).await;
@@ -289,7 +289,7 @@ async fn pods_leave_by_three_modes_through_kills_and_the_node_comes_back() -> an
     for namespace in [&now, &late, &jobs] {
         assert!(drain.is_there(namespace).await?, "{namespace}");
     }
-    // The budget lets go; the others end by themselves.
+    // The budget is removed. The other pods end by themselves.
     budgets.delete("keep", &DeleteParams::default()).await?;
     drain.awaits("2 pods to leave").await?;
     drain.scene.product.restart().await?;
@@ -304,7 +304,7 @@ async fn pods_leave_by_three_modes_through_kills_and_the_node_comes_back() -> an
     drain.recorded("Succeeded").await?;
     drain.condition("DrainInProgress", "False").await?;
     drain.condition("Drained", "True").await?;
-    // The label is seen before the answer to the patch that has set it.
+    // The watch may show the label before the response to its patch arrives.
     let told = || async {
         let explain = ["explain", drain.scene.node.as_str()];
         let story = drain.scene.product.client(explain).await;
@@ -358,7 +358,7 @@ async fn a_plan_says_what_a_drain_would_do_and_does_nothing() -> anyhow::Result<
     for namespace in [&now, &late, &jobs] {
         assert!(drain.is_there(namespace).await?, "{namespace}");
     }
-    // Of one that is under way it says since when.
+    // The plan of a drain in progress shows its start.
     drain.fault()?;
     drain.state("draining").await?;
     assert!(drain.plan().await?["since"].is_string());
@@ -410,8 +410,8 @@ async fn an_uncordon_half_way_stops_the_drain() -> anyhow::Result<()> {
     drain.condition("DrainInProgress", "False").await?;
     let ended = |session: &Value| session.is_null();
     drain.scene.session("a session that ends", ended).await?;
-    // Nothing is in the way of an eviction any more, and the node goes out again, for a fault whose sender asks
-    // that pods stay.
+    // Without the budget nothing blocks an eviction. The node is quarantined again, for an event
+    // whose sender asks to keep the pods.
     budgets.delete("keep", &DeleteParams::default()).await?;
     let spares = HealthEvent {
         drain_overrides: Some(BehaviourOverrides {

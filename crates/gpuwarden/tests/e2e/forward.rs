@@ -1,5 +1,5 @@
-//! NVSentinel's gRPC sink: what is stored arrives at somebody else's service, over its
-//! absences and our ends.
+//! NVSentinel's gRPC sink: stored events are delivered to another service, across outages of the
+//! service and kills of the product.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,18 +22,19 @@ use tonic::{Request, Response, Status};
 use crate::crash::{ALL_SENT, Moments, events, kills, send_all};
 use crate::support::{SOON, bound, event, own_port, send_to};
 
-/// Kills of the sender, and absences of the receiver, in the test command.
+/// Kills of the sender, and outages of the receiver, outside of the soak.
 const KILLS: u32 = 10;
-/// Above the longest pause between two deliveries, which 2,000 events may meet some times.
+/// More than the longest pause between two deliveries, which may occur several times in 2,000
+/// events.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The node that all here is about.
+/// Name of the only node.
 const NODE: &str = "forward-1";
 
-/// A service of somebody else's, with a port that stays its own while it is away.
+/// The other service, with a port that is reserved during its outages.
 struct Receiver {
     place: TcpSocket,
     taken: Taken,
-    /// The TLS of the service; `None`: it has none.
+    /// TLS of the service; `None` for plain text.
     tls: Option<Arc<ServerTls>>,
     serving: Option<(
         CancellationToken,
@@ -41,15 +42,15 @@ struct Receiver {
     )>,
 }
 
-/// The events that arrived, in order, each with the header that its request carried.
+/// Received events in order, each with the header of its request.
 #[derive(Clone, Default)]
 struct Taken(Arc<Mutex<Vec<(HealthEvent, String)>>>);
 
 // === impl Receiver ===
 
 impl Receiver {
-    /// One that is away. A socket that is bound and does not listen keeps the port from
-    /// others, and who connects is refused.
+    /// Creates a service that is down. Its socket is bound and does not listen, which reserves
+    /// the port and refuses connections.
     fn away() -> anyhow::Result<Self> {
         Ok(Self {
             place: own_port()?,
@@ -59,7 +60,7 @@ impl Receiver {
         })
     }
 
-    /// The same, one that is talked to by TLS and wants to know who comes. The certificates of
+    /// Creates a service that uses TLS and requires client certificates. The certificates of
     /// both sides are in `directory`.
     fn secured(directory: &Path) -> anyhow::Result<Self> {
         let authority = Authority::new("sink")?;
@@ -96,14 +97,14 @@ impl Receiver {
         if let Some((stop, served)) = self.serving.take() {
             stop.cancel();
             served.await??;
-            // The task that accepts ends a moment later.
+            // The accepting task ends with a delay.
             let address = self.place.local_addr()?;
             testkit::wait_for("the port", SOON, || async { bound(address).map(drop) }).await?;
         }
         Ok(())
     }
 
-    /// A product that hands on to it, with the configuration in `directory`.
+    /// Returns the launch of a product that delivers to this service, configured in `directory`.
     fn sender(&self, directory: &Path) -> anyhow::Result<Launch> {
         let address = self.place.local_addr()?;
         let mut config = json!({
@@ -152,7 +153,7 @@ impl PlatformConnector for Taken {
     }
 }
 
-/// Different faults, in order.
+/// Returns distinct faults, in order.
 fn faults(range: std::ops::Range<u32>) -> Vec<HealthEvent> {
     range
         .map(|index| HealthEvent {
@@ -162,7 +163,7 @@ fn faults(range: std::ops::Range<u32>) -> Vec<HealthEvent> {
         .collect()
 }
 
-/// The ids of all that is stored, oldest first.
+/// Returns the ids of all stored events, oldest first.
 async fn stored(product: &Product) -> anyhow::Result<Vec<String>> {
     let all = ["events", "--limit", "10000", "-o", "json"];
     let found = product.client(all).await?.json(0)?;
@@ -172,7 +173,7 @@ async fn stored(product: &Product) -> anyhow::Result<Vec<String>> {
     Ok(ids.map(|id| id.unwrap_or_default().to_owned()).collect())
 }
 
-/// Waits until the sender says of its sink what `holds` wants.
+/// Waits until the sender's status of its sink meets `holds`.
 async fn sink(
     product: &Product,
     what: &str,
@@ -194,7 +195,7 @@ async fn sink(
         .await
 }
 
-/// Waits until nothing is on its way: nothing more can arrive then.
+/// Waits until all events are delivered and none is in flight.
 async fn handed_on(product: &Product) -> anyhow::Result<Value> {
     sink(product, "all to be handed on", LIMIT, |sink| {
         sink["waiting"] == 0
@@ -210,7 +211,7 @@ async fn events_arrive_at_the_grpc_sink_once_each_over_its_absence_and_a_kill() 
     receiver.comes()?;
     let mut product = receiver.sender(directory.path())?.start().await?;
 
-    // It is there: one by one, as they come, from a command and from a monitor.
+    // The service is up: events from a command and from a monitor arrive one by one.
     let inject = ["inject", "xid", "79"];
     product.client(inject).await?.expect(0)?;
     for fault in faults(0..5) {
@@ -220,7 +221,7 @@ async fn events_arrive_at_the_grpc_sink_once_each_over_its_absence_and_a_kill() 
     assert_eq!(receiver.taken.ids(), stored(&product).await?);
     assert_eq!(receiver.taken.ids().len(), 6);
 
-    // It is away: nobody who reports an event notices. Then it is back.
+    // The service is down, which a reporter does not notice, and then up again.
     receiver.goes().await?;
     for first in (5..205).step_by(10) {
         send_to(&product, faults(first..first + 10)).await?;
@@ -236,7 +237,7 @@ async fn events_arrive_at_the_grpc_sink_once_each_over_its_absence_and_a_kill() 
     assert_eq!(receiver.taken.ids().len(), 206);
     assert_eq!(status["delivered"], 206, "{status}");
 
-    // We are killed while it is away, twice, and take more in between.
+    // The sender is killed twice during an outage, and accepts events in between.
     receiver.goes().await?;
     for first in [205, 255] {
         send_to(&product, faults(first..first + 50)).await?;
@@ -254,7 +255,7 @@ async fn events_arrive_at_the_grpc_sink_once_each_over_its_absence_and_a_kill() 
         "{status}"
     );
 
-    // Each as it was stored, and with the token that its file says.
+    // Events arrive as stored, with the token of the configured file.
     let taken = receiver.taken.0.lock().unwrap();
     for (index, (event, header)) in taken.iter().skip(1).enumerate() {
         assert_eq!(event.message, format!("fault {index}"));
@@ -264,8 +265,8 @@ async fn events_arrive_at_the_grpc_sink_once_each_over_its_absence_and_a_kill() 
     Ok(())
 }
 
-/// A kill between the receiver's answer and its being written down sends a batch again.
-/// Nobody can know better; so each event says by its id that it is the same.
+/// A kill between the receiver's response and its recording sends a batch again. That cannot be
+/// avoided, so the id of each event marks the repetition.
 #[tokio::test]
 async fn killed_while_it_hands_on_all_arrive_in_order_and_what_comes_twice_has_its_id()
 -> anyhow::Result<()> {
@@ -281,7 +282,7 @@ async fn killed_while_it_hands_on_all_arrive_in_order_and_what_comes_twice_has_i
         tokio::time::sleep(Duration::from_millis(20 + moments.below(180))).await;
         product.kill9()?;
         product.restart().await?;
-        // Away for a moment, while the sender has just begun.
+        // A short outage, right after the sender has started.
         receiver.goes().await?;
         tokio::time::sleep(Duration::from_millis(moments.below(50))).await;
     }

@@ -1,4 +1,5 @@
-//! Gangs of pods: each form of them on the version of Kubernetes that has it, and their meeting.
+//! Gangs of pods: each kind of gang with the Kubernetes version that supports it, and their
+//! rendezvous.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,8 @@ use crate::webhook::{
     ALLREDUCE, DIAG, LOOPBACK, NAMESPACE, Webhook, create, names, opted_in, pod, registered,
 };
 
-/// A control plane that serves a version of the API of gangs, if one is named.
+/// Returns the options of a control plane that serves a version of the gang API, if one is
+/// given.
 pub(crate) fn serving(version: &str) -> Options {
     if version.is_empty() {
         return Options::default();
@@ -35,7 +37,7 @@ async fn plane(version: Version, serve: &str) -> anyhow::Result<Option<testkit::
     Ok(Some(plane))
 }
 
-/// Gives a pod an address, as its kubelet does.
+/// Sets a pod's address, as its kubelet does.
 pub(crate) async fn give_address(
     client: &Client,
     namespace: &str,
@@ -59,7 +61,7 @@ async fn roster(
     Ok(map.data.unwrap_or_default())
 }
 
-/// Waits until the gang's peers are these, as `pod;address;rank`.
+/// Waits until the gang has these peers, as `pod;address;rank`.
 pub(crate) async fn peers(
     client: &Client,
     namespace: &str,
@@ -80,7 +82,7 @@ pub(crate) async fn peers(
     .await
 }
 
-/// The gang of a version: the API that is served, the object that says the size, the field of pods.
+/// A form of gangs: the served API version, the object with the size, and the field of pods.
 struct GangForm {
     version: Version,
     serve: &'static str,
@@ -123,7 +125,7 @@ async fn a_gang_forms(form: GangForm) -> anyhow::Result<()> {
     }
     let id = form.id.replace("NAMESPACE", &namespace);
     let map = format!("preflight-{id}");
-    // It is there before anybody has an address.
+    // The `ConfigMap` exists before any pod has an address.
     peers(&client, &namespace, &map, &[]).await?;
     give_address(&client, &namespace, "w-b", "10.0.0.2").await?;
     peers(&client, &namespace, &map, &["w-b;10.0.0.2;0"]).await?;
@@ -158,7 +160,7 @@ async fn a_gang_forms(form: GangForm) -> anyhow::Result<()> {
         group.metadata.uid.as_ref()
     );
 
-    // A surplus pod takes nobody's rank; where one goes, it has a place.
+    // A surplus pod gets no rank of another pod, only one that becomes free.
     create(&client, &namespace, &member("w-0")).await?;
     give_address(&client, &namespace, "w-0", "10.0.0.3").await?;
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
@@ -172,7 +174,7 @@ async fn a_gang_forms(form: GangForm) -> anyhow::Result<()> {
     )
     .await?;
 
-    // 1.37 lets a gang grow.
+    // Kubernetes 1.37 permits a gang to grow.
     if form.version == Version::V1_37 {
         create(&client, &namespace, &member("w-c")).await?;
         give_address(&client, &namespace, "w-c", "10.0.0.4").await?;
@@ -250,7 +252,7 @@ async fn a_gang_of_1_35_forms() -> anyhow::Result<()> {
 pub(crate) const CRD: &str =
     include_str!("../../../../examples/kubernetes/preflight-config-crd.yaml");
 
-/// A kind of another scheduler, as its own definition has it in what counts here.
+/// The kind of another scheduler, with the relevant part of its own definition.
 const POD_GROUPS: &str = r"
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -271,7 +273,7 @@ pub(crate) async fn apply(plane: &ControlPlane, manifests: &str) -> anyhow::Resu
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), manifests)?;
     let path = file.path().display().to_string();
-    // A kind is served a moment after it is defined.
+    // A kind is served with a delay after its definition.
     wait_for("the manifests", SOON, || {
         plane.kubectl(["apply", "-f", &path])
     })
@@ -318,7 +320,8 @@ async fn a_namespace_says_itself_how_its_gangs_are_known() -> anyhow::Result<()>
         .map_err(anyhow::Error::msg)?;
     assert_eq!(data["expected_count"], "3");
 
-    // A size that cannot be meant: who is there is told so, and who comes starts without the gang's check.
+    // An impossible size: existing members are told, and new ones start without the gang's
+    // check.
     resize(&plane, &namespace, 0).await?;
     untestable(&client, &namespace, &map, true).await?;
     member["metadata"]["name"] = "m-1".into();
@@ -330,7 +333,7 @@ async fn a_namespace_says_itself_how_its_gangs_are_known() -> anyhow::Result<()>
     webhook.end().await
 }
 
-/// Waits until the `PreflightConfig` of a namespace says that it is used.
+/// Waits until the status of a namespace's `PreflightConfig` is in use.
 async fn is_used(plane: &ControlPlane, namespace: &str) -> anyhow::Result<()> {
     let reason = "jsonpath={.status.conditions[0].reason}";
     wait_for("the word that it is used", SOON, || async {
@@ -345,7 +348,7 @@ async fn is_used(plane: &ControlPlane, namespace: &str) -> anyhow::Result<()> {
     .await
 }
 
-/// OSMO's label names the `PodGroup` of KAI.
+/// Checks OSMO's label, which names the `PodGroup` of KAI.
 async fn by_osmo_with_kai(plane: &ControlPlane) -> anyhow::Result<()> {
     let group_of = |text: &str| {
         let text = text.replace("scheduling.volcano.sh", "scheduling.run.ai");
@@ -378,7 +381,7 @@ async fn by_osmo_with_kai(plane: &ControlPlane) -> anyhow::Result<()> {
     .await
 }
 
-/// Gives the `PodGroup` another size.
+/// Changes the size of the `PodGroup`.
 async fn resize(plane: &ControlPlane, namespace: &str, size: u8) -> anyhow::Result<()> {
     let patch = json!({"spec": {"minMember": size}}).to_string();
     let group = "podgroups.scheduling.volcano.sh/own";
@@ -387,7 +390,7 @@ async fn resize(plane: &ControlPlane, namespace: &str, size: u8) -> anyhow::Resu
     Ok(())
 }
 
-/// Waits until a gang is said not to be testable, or is not any more.
+/// Waits until a gang is reported as untestable, or as testable again.
 async fn untestable(
     client: &Client,
     namespace: &str,
@@ -407,7 +410,8 @@ async fn untestable(
     .await
 }
 
-/// A pod that takes the place of a member when the gang has passed starts, and learns why it is not tested.
+/// Checks that a pod that replaces a member of a passed gang starts, and logs why it is not
+/// tested.
 async fn replaced(
     plane: &ControlPlane,
     members: &[Value],
@@ -436,7 +440,7 @@ async fn replaced(
         "{said}"
     );
 
-    // All of them anew: they test again.
+    // All pods are new, so the gang is tested again.
     for name in ["m-1", "m-2", "m-4"] {
         pods.delete(name, &now).await?;
     }
@@ -455,7 +459,7 @@ async fn replaced(
     Ok(())
 }
 
-/// Makes a member of the gang `g` of three.
+/// Creates a member of the gang `g` of three.
 async fn member_of_g(
     client: &Client,
     namespace: &str,
@@ -465,7 +469,7 @@ async fn member_of_g(
     member(client, namespace, name, number, 3).await
 }
 
-/// Makes a member of the gang `g` of some size.
+/// Creates a member of the gang `g` of this size.
 async fn member(
     client: &Client,
     namespace: &str,
@@ -482,8 +486,8 @@ async fn member(
     give_address(client, namespace, name, &format!("127.77.0.{number}")).await
 }
 
-/// Members that have no check of the gang, for want of GPUs or of a network device, or because they want
-/// none: the gang forms without them.
+/// Checks a gang with members that lack the gang's check, for want of GPUs or a network device,
+/// or by their own choice: the gang forms without them.
 async fn members_without_the_gangs_check(plane: &ControlPlane) -> anyhow::Result<()> {
     let (client, namespace) = (plane.client().await?, opted_in(plane).await?);
     let launcher = pod("launcher", json!({"cpu": "1"}));
@@ -516,8 +520,8 @@ async fn members_without_the_gangs_check(plane: &ControlPlane) -> anyhow::Result
     .await
 }
 
-/// Who knows of the gang what its `ConfigMap` says, and not its secret, is not let in. (Without a secret the id of
-/// the gang would stand in its place.)
+/// Checks that a process that knows the gang's `ConfigMap` but not its secret is refused.
+/// (Without a secret, the gang's id would be used instead.)
 async fn without_the_secret(
     plane: &ControlPlane,
     members: &[Value],
@@ -545,8 +549,8 @@ async fn without_the_secret(
     Ok(())
 }
 
-/// Three pods of a gang hear of each other by the rendezvous, in a container whose files the kubelet has not
-/// brought yet, and reduce over TCP under the gang's secret.
+/// Three pods of a gang find each other through the rendezvous, before the kubelet has written
+/// the files of their container, and reduce over TCP with the gang's secret.
 #[tokio::test]
 async fn the_pods_of_a_gang_meet_at_the_rendezvous() -> anyhow::Result<()> {
     let Some(plane) = plane(Version::LATEST, "").await? else {
@@ -595,7 +599,7 @@ async fn the_pods_of_a_gang_meet_at_the_rendezvous() -> anyhow::Result<()> {
 
     replaced(&plane, &members, &more).await?;
 
-    // Who is of no gang is told of none, whatever token it has.
+    // A pod outside of a gang gets no gang's data, whatever its token.
     let mut stranger = members[0].clone();
     let lone = create(&client, &namespace, &pod("stranger", json!({"cpu": "1"}))).await?;
     stranger["metadata"]["name"] = lone["metadata"]["name"].clone();
@@ -612,7 +616,7 @@ async fn the_pods_of_a_gang_meet_at_the_rendezvous() -> anyhow::Result<()> {
     webhook.end().await
 }
 
-/// A pod may not read its node: the webhook tells it which topology file its machine has.
+/// A pod may not read its node, so the webhook returns the topology file of its machine.
 #[tokio::test]
 async fn a_pod_hears_which_topology_file_its_machine_has() -> anyhow::Result<()> {
     let Some(plane) = plane(Version::LATEST, "").await? else {

@@ -1,4 +1,4 @@
-//! The GPUs of a node, by the fake of the driver's library that the product loads in a child
+//! The GPUs of a node, with a fake of the driver's library that the product loads in a child
 //! process, as it loads the real one.
 
 use contract::pod_resources::{ClaimResource, ContainerResources, DynamicResource};
@@ -9,12 +9,12 @@ use crate::devices::says;
 use crate::pods::Pods;
 use crate::support::{SOON, Scene, own_port};
 
-/// Two GPUs of which the second is `second`, in the words of a scenario.
+/// Returns a scenario with two GPUs, the second with the properties `second`.
 fn scenario(second: &str) -> String {
     format!("gpus = 2\n[[gpu]]\nindex = 1\n{second}\n")
 }
 
-/// Waits until the state of the node satisfies `is`.
+/// Waits until the state of the node meets `is`.
 async fn wait(product: &Product, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
     let look = || async {
         let status = product.get("/api/v1/status").await;
@@ -77,7 +77,7 @@ async fn a_fault_that_the_driver_tells_comes_and_goes_with_it() -> anyhow::Resul
     let story = product.client(["explain"]).await?;
     assert!(story.stdout.contains("fake: "), "{}", story.stdout);
 
-    // An XID takes the GPU's readiness, which status and explain tell of.
+    // An XID makes the GPU unready, in `status` and `explain`.
     product
         .client(["inject", "xid", "79", "--gpu", "1", "--via", "nvml"])
         .await?
@@ -99,7 +99,7 @@ async fn a_fault_that_the_driver_tells_comes_and_goes_with_it() -> anyhow::Resul
         faults(status).is_empty()
     })
     .await?;
-    // The operator's word ends what the driver's XID has begun.
+    // The operator's recovery closes the fault of the driver's XID.
     let ready = |status: &Value| status["gpus"][1]["phase"] == "Ready";
     wait(&product, "the GPU that is ready again", ready).await?;
     Ok(())
@@ -130,7 +130,7 @@ async fn a_driver_that_hangs_costs_its_own_process_and_is_named() -> anyhow::Res
             let detail = source(status)["detail"].as_str().unwrap_or_default();
             source(status)["state"] == "failing" && detail.contains(named)
         });
-        // What cannot be seen is no fault.
+        // Missing data is not a fault.
         assert!(faults(&status.await?).is_empty(), "{what}");
         assert!(product.get("/healthz").await.is_ok(), "{what}");
         std::fs::write(file.path(), "gpus = 2\n")?;
@@ -208,7 +208,7 @@ async fn dcgm_is_a_second_source_whose_end_is_no_fault_and_mends_none() -> anyho
         });
         let status = status.await?;
         assert_eq!(source(&status)["state"], "following", "{what}");
-        // That it does not answer is told as a fault of its own, which is not fatal.
+        // The missing response is a fault of its own, which is not fatal.
         let of_gpus = faults(&status);
         let of_gpus = of_gpus
             .iter()
@@ -220,7 +220,7 @@ async fn dcgm_is_a_second_source_whose_end_is_no_fault_and_mends_none() -> anyho
     Ok(())
 }
 
-/// The kubelet is asked each 30 s.
+/// The kubelet is polled every 30 s.
 #[tokio::test]
 async fn imex_is_judged_while_a_pod_of_the_node_holds_a_channel() -> anyhow::Result<()> {
     let file = tempfile::NamedTempFile::new()?;
@@ -329,7 +329,8 @@ async fn an_xid_of_the_driver_cordons_and_its_recovery_gives_back() -> anyhow::R
     Ok(())
 }
 
-/// Its fault stays open, for nothing says that it is over, but nobody counts it any more.
+/// The fault stays open, because no recovery is reported, but it no longer counts against the
+/// GPU.
 #[tokio::test]
 async fn a_release_of_the_node_gives_a_gpu_with_an_xid_its_readiness_back() -> anyhow::Result<()> {
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {

@@ -1,12 +1,12 @@
-//! An unprivileged process on the machine does what it can, and beside it real faults come: each
-//! of them takes its node out of service, the probes answer, memory stays bounded, and what the
-//! operator says is well comes back. `hostile_ports.rs` has the other ports.
+//! Attacks by an unprivileged process on the machine, while real faults arrive: each fault
+//! quarantines its node, probes respond, memory stays bounded, and recovered nodes return.
+//! `hostile_ports.rs` covers the other ports.
 //!
-//! Every attack has a product and a node of its own. The attacker is this test binary again, as
-//! another user, who may do what every local user may: call the socket, ask the page.
-//! `GPUWARDEN_SOAK_SECONDS` says how long the attacks go round (`cargo xtask soak` asks for ten
-//! minutes), and then each real fault has to cordon its node within a second, as this process sees
-//! it; without it each attack has one turn, and no time is asserted.
+//! Every attack has a product and a node. The attacker is this test binary under another user,
+//! with the access of every local user: to the socket and to the page. `GPUWARDEN_SOAK_SECONDS`
+//! sets the duration of the attacks (`cargo xtask soak` asks for ten minutes). Each real fault
+//! must then cordon its node within a second, as observed by this process. Without it, each
+//! attack runs once, and no time is asserted.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -26,41 +26,41 @@ use testkit::{ControlPlane, Version, wait_for};
 
 use crate::support::{SOON, Scene, event, send, xid};
 
-/// The user "nobody".
+/// Id of the user "nobody".
 const NOBODY: u32 = 65_534;
-/// Says to the attacker's process which attack it is, and where.
+/// Environment variable that tells the attacking process the kind of attack and its target.
 const ATTACK: &str = "GPUWARDEN_HOSTILE_ATTACK";
 const SOCKET: &str = "GPUWARDEN_HOSTILE_SOCKET";
 const ADDRESS: &str = "GPUWARDEN_HOSTILE_ADDRESS";
 const NODE: &str = "GPUWARDEN_HOSTILE_NODE";
-/// The line that the attacker prints once it has done what has to be there before the fault, and
-/// again for each thing that it does from then on.
+/// Line that the attacker prints once the preparations for the fault are done, and again for
+/// each later action.
 const DONE: &str = "done";
-/// Memory of the product, in MiB, that no attack may make it take: several times what it takes
-/// at work.
+/// Limit of the product's memory under attack, in MiB: several times its normal use.
 pub(crate) const MOST_MEMORY: u64 = 256;
-/// The longest time that a cordon may take under attack, in the soak.
+/// Longest time for a cordon under attack, in the soak.
 const SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Attack {
-    /// Tells the ids of log records that are yet to come, so that they look like retries.
+    /// Sends events with the ids of future log records, so that the real events look like
+    /// retries.
     ForgesRecords,
-    /// Opens more faults than a node has room for, which take nothing out of service.
+    /// Opens more faults than a node has room for. They do not quarantine nodes.
     FillsTheBook,
-    /// Asks for much and does not read it.
+    /// Requests much data without reading it.
     ReadsSlowly,
     /// Holds hundreds of connections to the page open, and reads nothing.
     HoldsConnections,
-    /// Opens a fault that is younger than every recovery to come.
+    /// Opens a fault with a later time than every future recovery.
     OutlivesRecoveries,
-    /// Says all the time that all is well.
+    /// Reports permanently that all is well.
     Recovers,
-    /// Makes up checks, until a node has no room for a condition.
+    /// Invents checks, until a node has no room for a condition.
     TakesConditions,
-    /// Sends as much as it can, all the time.
+    /// Sends as much as it can, permanently.
     Floods,
-    /// Says in turn that a GPU has failed and that all is well.
+    /// Reports in turn that a GPU has failed and that all is well.
     Flaps,
 }
 
@@ -114,10 +114,10 @@ async fn real_faults_take_effect_whatever_an_unprivileged_process_does() -> anyh
     Ok(())
 }
 
-/// One attack on one product, and a real fault beside it. How long its cordon took.
+/// Runs one attack on one product, with a real fault. Returns the time until its cordon.
 async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<Duration> {
     let scene = Scene::new(plane, |node| node, |launch| launch).await?;
-    // Something older and harmless: whoever asks the page knows the form of our events.
+    // An older harmless event, because users of the page know the form of our events.
     let harmless = "Graphics SM Warp Exception";
     scene.product.append_kernel_log(&xid(13, harmless))?;
     scene.taken_in(1).await?;
@@ -126,8 +126,8 @@ async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<Durat
 
     let began = Instant::now();
     scene.product.append_kernel_log(&xid(79, harmless))?;
-    // The attacker may have cordoned it before. What counts is that the fault of our own monitor
-    // stands for the cordon.
+    // The attacker may have cordoned the node before. The fault of our own monitor must be a
+    // reason for the cordon.
     scene
         .node_until("the monitor's own fault, cordoned", |node| {
             let annotations = &node["metadata"]["annotations"];
@@ -164,7 +164,7 @@ async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<Durat
     let memory = memory(scene.product.pid())?;
     ensure!(memory < MOST_MEMORY, "the product takes {memory} MiB");
 
-    // The attack goes on, and the fault stays.
+    // The attack continues, and the fault stays.
     if attack == Attack::Recovers {
         let more = attacker.done() + 20;
         attacker.until(more, &scene).await?;
@@ -179,15 +179,15 @@ async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<Durat
         let story = scene.story().await?;
         let returns = story.iter().filter(|(_, text)| text.contains("release: "));
         let returns = returns.count();
-        // The first return within the hour is at once, the second half a minute later.
+        // The first return within the hour is immediate, the second after half a minute.
         ensure!(returns <= 2, "it was given back {returns} times");
     }
     drop(attacker);
-    // Recovery is never blocked.
+    // Recoveries are never blocked.
     let product = &scene.product;
     product
         .wait_for("the operator's recovery", SOON, || async {
-            // What was on its way when the attacker ended may come behind it.
+            // Events in flight when the attacker ended may arrive after the recovery.
             let answer = product.client(["inject", "recovery"]).await;
             let answer = answer.map_err(|error| error.to_string())?;
             (answer.code == Some(0)).then_some(()).ok_or(answer.stdout)
@@ -197,7 +197,7 @@ async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<Durat
     Ok(took)
 }
 
-/// Returns how long attacks go round; nothing: each has one turn.
+/// Returns the duration of the attacks; zero for a single run.
 pub(crate) fn soak() -> anyhow::Result<Duration> {
     let asked = std::env::var("GPUWARDEN_SOAK_SECONDS");
     Ok(Duration::from_secs(
@@ -205,7 +205,7 @@ pub(crate) fn soak() -> anyhow::Result<Duration> {
     ))
 }
 
-/// Returns the memory that the process uses, in MiB.
+/// Returns the resident memory of the process, in MiB.
 pub(crate) fn memory(pid: u32) -> anyhow::Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let mut lines = status.lines();
@@ -214,7 +214,7 @@ pub(crate) fn memory(pid: u32) -> anyhow::Result<u64> {
     Ok(kib.context("no VmRSS")?.parse::<u64>()? / 1_024)
 }
 
-/// The process that attacks, as another user; ends with this.
+/// The attacking process, under another user. Killed on drop.
 struct Attacker {
     process: Child,
     done: Arc<AtomicU64>,
@@ -223,13 +223,13 @@ struct Attacker {
 
 impl Attacker {
     fn start(attack: Attack, scene: &Scene) -> anyhow::Result<Self> {
-        // A place that everybody can look into, with the program and a name for the socket, which
-        // lies in a private directory here.
+        // A directory that every user can read, with the program and a link to the socket, which
+        // is in a private directory.
         let dir = tempfile::tempdir()?;
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
         let (program, socket) = (dir.path().join("attacker"), dir.path().join("socket"));
-        // By another process: what a test beside this one starts would hold a file open that we
-        // write, and nobody can run it then.
+        // Copied by another process: a process started by a concurrent test would inherit our
+        // writable file, and nobody could execute it then.
         let mut copy = Command::new("cp");
         copy.arg(std::env::current_exe()?).arg(&program);
         ensure!(copy.status()?.success(), "cp of the attacker");
@@ -279,7 +279,7 @@ impl Attacker {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Waits until it has done so much.
+    /// Waits until the attacker has acted `count` times.
     async fn until(&self, count: u64, scene: &Scene) -> anyhow::Result<()> {
         let probe = || async {
             let done = self.done();
@@ -297,7 +297,7 @@ impl Drop for Attacker {
     }
 }
 
-/// No test, but the door to the process that attacks. Whatever is refused to it is fine.
+/// Not a test, but the entry point of the attacking process. Refusals are expected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_process_that_attacks() {
     if let Ok(name) = std::env::var(ATTACK) {
@@ -308,7 +308,7 @@ async fn the_process_that_attacks() {
     }
 }
 
-/// The product as the attacker knows it.
+/// The product as seen by the attacker.
 struct Side {
     socket: PathBuf,
     address: String,
@@ -341,7 +341,7 @@ impl Side {
         std::future::pending::<()>().await;
     }
 
-    /// Sends in parts, for one that is refused takes all of its part with it.
+    /// Sends in small batches, because a refusal affects the whole batch.
     async fn send(&self, events: Vec<HealthEvent>) {
         for part in events.chunks(500) {
             let _ = send(&self.socket, part.to_vec()).await;
@@ -355,7 +355,7 @@ impl Side {
         Some(stream)
     }
 
-    /// The event that our own monitor made of the harmless line, as the page shows it to everybody.
+    /// Returns our own monitor's event of the harmless line, as the page shows it to everybody.
     fn shown(&self) -> HealthEvent {
         let mut answer = String::new();
         let mut stream = self.request("/api/v1/events?limit=1").unwrap();
@@ -365,7 +365,7 @@ impl Side {
         contract::json::from_value(body[0]["event"].clone()).unwrap()
     }
 
-    /// The event that our own monitor will make of the line to come.
+    /// Returns the event that our own monitor will create for the future line.
     fn foreseen(&self) -> HealthEvent {
         let shown = self.shown();
         HealthEvent {
@@ -407,7 +407,7 @@ impl Side {
         self.send(made_up.collect()).await;
     }
 
-    /// Thirty megabytes, which eight ask for and do not read.
+    /// Makes eight requests for thirty megabytes each, without reading the responses.
     async fn reads_slowly(&self) {
         for number in 0..30 {
             let text = "x".repeat(4 * 1_024);
@@ -425,7 +425,7 @@ impl Side {
         let open: Vec<_> = (0..8)
             .filter_map(|_| self.request("/api/v1/events?limit=10000"))
             .collect();
-        // What they are given comes without anybody asking for it: give it time to.
+        // The responses arrive without further requests, after a while.
         for stream in &open {
             let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
             let _ = (&*stream).read(&mut [0; 16]);
@@ -433,8 +433,8 @@ impl Side {
         std::mem::forget(open);
     }
 
-    /// Most ask for more than fits on the way and read none of it, which are more than the page
-    /// has places; a tenth is in the middle of its head.
+    /// Opens more connections than the page permits. Most request more than fits into the
+    /// buffers without reading, and a tenth stops in the middle of the request head.
     fn holds_connections(&self) {
         let ask = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(2_000);
         for number in 0..300 {
@@ -442,7 +442,7 @@ impl Side {
             let Ok(mut stream) = TcpStream::connect(&self.address) else {
                 continue;
             };
-            // What the other side does not take must not hold us up.
+            // A full buffer must not block the attacker.
             let _ = stream.set_nonblocking(true);
             let _ = stream.write(say.as_bytes());
             std::mem::forget(stream);
@@ -451,14 +451,14 @@ impl Side {
 
     async fn outlives_recoveries(&self) {
         let mut event = self.foreseen();
-        // Of another GPU than the real fault's, which would take its place.
+        // Another GPU than the real fault's, which would replace this fault.
         for entity in &mut event.entities_impacted {
             entity.entity_value = entity.entity_value.replace("b3", "13");
         }
         event.metadata.clear();
         let taken_over = (keys::META_TAKEN_OVER.to_owned(), "x".to_owned());
         event.metadata.extend([taken_over]);
-        // In the year 9999, the last that is taken.
+        // The year 9999 is the last one accepted.
         event.generated_timestamp = Some(prost_types::Timestamp {
             seconds: 253_370_764_800,
             nanos: 0,
@@ -477,7 +477,7 @@ impl Side {
         };
         for count in 0_i64.. {
             let event = HealthEvent {
-                // Another event each time.
+                // Each event is different.
                 message: format!("all fine {count}"),
                 generated_timestamp: None,
                 ..well.clone()
@@ -492,7 +492,7 @@ impl Side {
         for count in 0_i64.. {
             let event = HealthEvent {
                 agent: "nobody".into(),
-                // Another event each time.
+                // Each event is different.
                 message: count.to_string(),
                 generated_timestamp: None,
                 is_fatal: count % 2 == 0,
@@ -501,12 +501,12 @@ impl Side {
             };
             self.send(vec![event]).await;
             done();
-            // Each is to be acted on, if it is at all.
+            // Slow enough that each event is acted upon separately.
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
 
-    /// From four tasks, each with a request after the other.
+    /// Sends from four tasks, each with consecutive requests.
     async fn floods(&self) {
         let flood = async |task: u32| {
             for round in 0_u64.. {
@@ -540,7 +540,7 @@ impl Side {
                 ..event(&self.node, "0")
             });
             self.send(made_up.collect()).await;
-            // The conditions are to be written before the checks are well again.
+            // The conditions must be written before the checks recover.
             tokio::time::sleep(Duration::from_secs(3)).await;
         }
     }

@@ -1,9 +1,10 @@
-//! Strangers at every port but that of monitors, which `hostile.rs` has: the Device API, the webhook, the
-//! rendezvous, the janitor's custom resources and the provider of a janitor. Beside them whoever has a right to
-//! it gets an answer, memory stays bounded, and nothing that a stranger said takes effect.
+//! Attacks on all ports but the monitors' socket, which `hostile.rs` covers: the Device API, the
+//! webhook, the rendezvous, the janitor's custom resources and the provider of a janitor.
+//! Legitimate requests are answered, memory stays bounded, and the attackers' requests have no
+//! effect.
 //!
-//! BMCs, which answer a janitor, are in `crates/janitor/tests/`. `GPUWARDEN_SOAK_SECONDS` says how long the
-//! strangers go round; without it each port has one turn.
+//! BMCs, which respond to a janitor, are in `crates/janitor/tests/`. `GPUWARDEN_SOAK_SECONDS`
+//! sets the duration of the attacks. Without it, each port is attacked once.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -32,11 +33,11 @@ use crate::machines::{self, Played, boots};
 use crate::support::{SOON, Scene, install_crds, own_port};
 use crate::webhook::{DIAG, NAMESPACE, Webhook, create_with, names, opted_in, pod, registered};
 
-/// Connections of one stranger, of each kind of rubbish.
+/// Connections of one attacker, for each kind of garbage.
 const EACH: usize = 10;
-/// Requests of one stranger that are read, and refused.
+/// Requests of one attacker that are parsed and refused.
 const REQUESTS: usize = 50;
-/// What no port speaks: nothing at all, half of something, something else.
+/// Garbage for every port: no bytes, half a request, another protocol.
 const RUBBISH: [&[u8]; 6] = [
     b"",
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -63,11 +64,11 @@ const PORTS: [Port; 5] = [
     Port::Provider,
 ];
 
-/// All that has ports, with its cluster.
+/// All processes with ports, and their cluster.
 struct Ports {
     plane: testkit::Private,
     scene: Scene,
-    /// The provider that the janitor of the product asks.
+    /// Provider that the product's janitor calls.
     played: Arc<Played>,
     webhook: Webhook,
     rendezvous: SocketAddr,
@@ -153,7 +154,7 @@ impl Ports {
         })
     }
 
-    /// Lets strangers at a port, and asks there what somebody may ask.
+    /// Attacks a port, and makes legitimate requests there.
     async fn withstand(&self, port: Port) -> anyhow::Result<()> {
         match port {
             Port::DeviceApi => self.device_api().await?,
@@ -177,7 +178,7 @@ impl Ports {
             for _ in 0..EACH {
                 let mut stream = UnixStream::connect(&socket)?;
                 stream.set_nonblocking(true)?;
-                // It may be closed at once.
+                // The server may close the connection at once.
                 drop(stream.write(rubbish));
                 held.push(stream);
             }
@@ -199,7 +200,7 @@ impl Ports {
         let _held = rubbish_at(address).await?;
         let mut secured = Vec::new();
         for _ in 0..EACH {
-            // Its body never comes.
+            // The body is never sent.
             let slow = format!("{}Content-Length: 1000\r\n\r\n{{", head("/mutate", ""));
             secured.push(say(address, &slow).await?);
         }
@@ -216,7 +217,7 @@ impl Ports {
         self.checks_are_injected().await
     }
 
-    /// Whoever may make pods gets their checks.
+    /// Checks that pods get their checks.
     async fn checks_are_injected(&self) -> anyhow::Result<()> {
         let params = PostParams {
             dry_run: true,
@@ -251,7 +252,8 @@ impl Ports {
         self.checks_are_injected().await
     }
 
-    /// Resources that mean no node of ours, or say that they are done or another's; and one that is meant.
+    /// Creates resources for foreign nodes, and resources that claim to be done or owned by
+    /// another, and a legitimate one.
     async fn janitor(&self) -> anyhow::Result<()> {
         let client = self.plane.client().await?;
         let api = resources(&client, "RebootNode", "rebootnodes");
@@ -261,7 +263,7 @@ impl Ports {
             let mut object = json!({
                 "apiVersion": "janitor.dgxc.nvidia.com/v1alpha1", "kind": "RebootNode",
                 "metadata": metadata, "spec": {"nodeName": node},
-                // Of its maker no word of that counts: the API server drops it.
+                // The API server drops the status of a new resource.
                 "status": {"startTime": "2026-11-25T00:00:00Z", "conditions": [{
                     "type": "SignalSent", "status": "True", "reason": "Succeeded", "message": "x",
                     "lastTransitionTime": "2026-11-25T00:00:00Z"}]},
@@ -346,13 +348,13 @@ impl Ports {
     }
 }
 
-/// Opens connections that say rubbish, and keeps them.
+/// Opens connections with garbage, and returns them.
 async fn rubbish_at(address: SocketAddr) -> anyhow::Result<Vec<TcpStream>> {
     let mut held = Vec::new();
     for rubbish in RUBBISH {
         for _ in 0..EACH {
             let mut stream = TcpStream::connect(address).await?;
-            // It may be closed at once.
+            // The server may close the connection at once.
             drop(stream.write_all(rubbish).await);
             held.push(stream);
         }
@@ -369,7 +371,7 @@ fn head(path: &str, more: &str) -> String {
     format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{more}")
 }
 
-/// Says something over TLS.
+/// Sends text over a TLS connection.
 async fn say(address: SocketAddr, text: &str) -> anyhow::Result<TlsStream<TcpStream>> {
     let mut tls = ClientTls::trusting_all()?.config().as_ref().clone();
     tls.alpn_protocols.clear();
@@ -378,12 +380,12 @@ async fn say(address: SocketAddr, text: &str) -> anyhow::Result<TlsStream<TcpStr
     let mut stream = TlsConnector::from(Arc::new(tls))
         .connect(name, stream)
         .await?;
-    // It may be refused before it has come.
+    // The server may refuse the request before it is sent.
     drop(stream.write_all(text.as_bytes()).await);
     Ok(stream)
 }
 
-/// Returns the answer to a request; empty where the connection was cut.
+/// Returns the response to a request; empty if the connection was cut.
 async fn ask(address: SocketAddr, path: &str, more: &str, body: &str) -> anyhow::Result<String> {
     let head = head(path, more);
     let length = body.len();
@@ -391,12 +393,12 @@ async fn ask(address: SocketAddr, path: &str, more: &str, body: &str) -> anyhow:
     let request = format!("{head}{kind}\r\nContent-Length: {length}\r\n\r\n{body}");
     let mut stream = say(address, &request).await?;
     let mut answer = Vec::new();
-    // The end of a connection that is cut is no end of TLS.
+    // A cut connection ends without TLS's closing message.
     drop(tokio::time::timeout(SOON, stream.read_to_end(&mut answer)).await?);
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// Returns the status of an answer.
+/// Returns the status of a response.
 fn answered(answer: &str) -> anyhow::Result<u16> {
     let status = answer.split(' ').nth(1).context("no answer")?;
     Ok(status.parse()?)
