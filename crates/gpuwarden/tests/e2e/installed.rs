@@ -1,5 +1,5 @@
-//! The example manifests of the webhook: they are taken by a real API server, and their account may do all
-//! that the webhook does, and no more.
+//! Example manifests of the webhook: a real API server accepts them, and their account has
+//! exactly the permissions that the webhook needs.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ async fn plane(version: Version, serve: &str) -> anyhow::Result<Option<testkit::
     Ok(Some(plane))
 }
 
-/// Returns a kubeconfig by which the account of the example speaks.
+/// Writes a kubeconfig with the token of the example's account.
 async fn kubeconfig(plane: &ControlPlane, into: &Path) -> anyhow::Result<PathBuf> {
     let token = ["create", "token", ACCOUNT, "-n", INSTALLED_IN];
     let token = plane.kubectl(token).await?;
@@ -41,7 +41,8 @@ async fn kubeconfig(plane: &ControlPlane, into: &Path) -> anyhow::Result<PathBuf
     Ok(path)
 }
 
-/// Whether the account may do this: verb, API group, resource, name and namespace, where empty is any.
+/// Returns whether the account has a permission: verb, API group, resource, name and namespace,
+/// each empty for any.
 async fn may(
     client: &Client,
     [verb, group, resource, name, namespace]: [&str; 5],
@@ -80,7 +81,7 @@ fn preflight_config(namespace: &str) -> String {
     )
 }
 
-/// Looks at the registration, whose webhook is only tried out: by an address, and failing open.
+/// Checks the registration of a webhook that is reached by its URL and fails open.
 async fn is_registered_rightly(plane: &ControlPlane) -> anyhow::Result<()> {
     let name = "gpuwarden-preflight";
     let shown = ["get", "mutatingwebhookconfiguration", name, "-o", "json"];
@@ -92,7 +93,7 @@ async fn is_registered_rightly(plane: &ControlPlane) -> anyhow::Result<()> {
         ("sideEffects", json!("None")),
         ("admissionReviewVersions", json!(["v1"])),
         ("reinvocationPolicy", json!("IfNeeded")),
-        // The API server's word for none.
+        // The API server's form of no selector.
         ("objectSelector", json!({})),
     ] {
         assert_eq!(webhook[key], expected, "{key}: {webhook}");
@@ -116,7 +117,7 @@ async fn is_registered_rightly(plane: &ControlPlane) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has the webhook look up a claim, and the level of a namespace.
+/// Makes the webhook look up a claim, and the security level of a namespace.
 async fn looks_up(plane: &ControlPlane, client: &Client, namespace: &str) -> anyhow::Result<()> {
     claims(client, namespace).await?;
     let mut claimed = pod("claimed", json!({}));
@@ -124,7 +125,7 @@ async fn looks_up(plane: &ControlPlane, client: &Client, namespace: &str) -> any
     claimed["spec"]["containers"][0]["resources"] = json!({"claims": [{"name": "g"}]});
     let made = create(client, namespace, &claimed).await?;
     assert_eq!(names(&made, "initContainers"), [DIAG, LOOPBACK]);
-    // Who may not read namespaces would not know it.
+    // Without the permission to read namespaces, the webhook would not know the level.
     let strict = opted_in(plane).await?;
     let baseline = "pod-security.kubernetes.io/enforce=baseline";
     plane
@@ -140,7 +141,7 @@ async fn looks_up(plane: &ControlPlane, client: &Client, namespace: &str) -> any
     Ok(())
 }
 
-/// Has it bring a gang together.
+/// Makes the webhook bring a gang together.
 async fn keeps_a_gang(
     plane: &ControlPlane,
     client: &Client,
@@ -162,8 +163,8 @@ async fn keeps_a_gang(
     Ok(())
 }
 
-/// A claim, a gang from its first pod to its `ConfigMap`, a namespace's own way of gangs, and new
-/// certificates.
+/// A claim, a gang from its first pod to its `ConfigMap`, a `PreflightConfig` of a namespace,
+/// and new certificates.
 #[tokio::test]
 async fn the_account_of_the_example_may_do_all_that_the_webhook_does() -> anyhow::Result<()> {
     let Some(plane) = plane(Version::V1_37, "v1beta1").await? else {
@@ -279,7 +280,7 @@ async fn the_account_of_the_example_may_do_no_more() -> anyhow::Result<()> {
     ] {
         assert_eq!(may(&client, asked).await?, expected, "{asked:?}");
     }
-    // What is for namespaces of workloads is taken, too.
+    // The manifests for namespaces of workloads are accepted as well.
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), NETWORK)?;
     let path = file.path().display().to_string();

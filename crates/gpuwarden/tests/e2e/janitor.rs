@@ -1,5 +1,5 @@
-//! The janitor against a real API server: the schemas of its resources, and a fault that ends in a reboot
-//! by a provider behind gRPC. The test plays the provider's machines, and the kubelet.
+//! The janitor against a real API server: the schemas of its resources, and a fault that ends in
+//! a reboot by a provider behind gRPC. The test plays the provider's machines and the kubelet.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::support::{SOON, Scene, event, install_crds, own_port, send_to, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
 
-/// The custom resources of a kind of the janitor.
+/// Returns the API of a custom resource of the janitor.
 pub(crate) fn resources(client: &kube::Client, kind: &str, plural: &str) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk("janitor.dgxc.nvidia.com", "v1alpha1", kind);
     Api::all_with(
@@ -66,7 +66,7 @@ async fn the_schemas_take_what_is_right_and_refuse_what_is_wrong() -> anyhow::Re
         let made = api
             .create(&post, &object(json!({"nodeName": "n-1"}))?)
             .await?;
-        // What is left away has its default.
+        // Omitted fields have their defaults.
         assert_eq!(made.data["spec"]["force"], false);
         let patch = PatchParams::default();
         let change = |change: Value| {
@@ -100,7 +100,7 @@ async fn the_schemas_take_what_is_right_and_refuse_what_is_wrong() -> anyhow::Re
         status(begun).await?;
         let late = change(json!({"spec": {"force": false}})).await.unwrap_err();
         assert!(late.to_string().contains("once it has begun"), "{late}");
-        // Of a node that is gone, too: NVSentinel's webhook refuses any change then.
+        // Also for a node that is gone: NVSentinel's webhook refuses any change then.
         change(json!({"metadata": {"annotations": {"a": "b"}}})).await?;
         let shown = plane.kubectl(["get", plural, &name]).await?;
         let head = shown.lines().next().unwrap_or_default();
@@ -151,7 +151,7 @@ async fn a_fault_ends_in_one_reboot_through_kills_and_the_node_comes_back() -> a
         .product
         .wait_for("the signal", SOON, signalled)
         .await?;
-    // It has sent the signal, and does not live to hear the answer.
+    // The product has sent the signal, and is killed before the response.
     let api = resources(&client, "RebootNode", "rebootnodes");
     let condition = |kind: &'static str, wanted: &'static str| {
         let (api, node) = (api.clone(), scene.node.clone());
@@ -186,7 +186,7 @@ async fn a_fault_ends_in_one_reboot_through_kills_and_the_node_comes_back() -> a
     played.answer();
     scene
         .product
-        .wait_for("what the provider says", SOON, &sent)
+        .wait_for("the signal to be recorded as sent", SOON, &sent)
         .await?;
     scene.product.restart().await?;
     scene.product.wait_for("the same", SOON, &sent).await?;
@@ -250,11 +250,11 @@ async fn a_machine_that_is_to_be_replaced_is_given_up_once_and_its_node_is_delet
     };
     let product = &scene.product;
     product.wait_for("the signal", SOON, accepted).await?;
-    // A machine that still answers keeps its node.
+    // A node whose machine still responds is kept.
     scene.product.restart().await?;
     scene.ready().await?;
     assert!(scene.nodes.get_opt(&scene.node).await?.is_some());
-    // The machine goes, as its cloud was told.
+    // The machine disappears, as the cloud was asked.
     let silent = json!({"status": {"conditions": [{
         "type": "Ready", "status": "False", "reason": "Terminated", "message": "",
         "lastTransitionTime": "2026-11-25T00:00:00Z",
@@ -313,7 +313,7 @@ async fn the_provider_as_a_process_makes_the_job_that_it_is_asked_for() -> anyho
     let remote = Remote::open(&place)?;
     let signal = Signal::new(Action::Reboot, &name, &format!("operation-of-{name}"));
     let answers = || async { remote.send(&signal).await.map_err(|failure| failure.text()) };
-    // Asked until it listens: it is one signal all the same.
+    // Several attempts until the provider listens are one signal.
     let request = testkit::wait_for("the provider", SOON, answers).await?;
     assert_eq!(request, "boot-1");
     let jobs = plane

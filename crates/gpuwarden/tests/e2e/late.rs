@@ -1,6 +1,7 @@
-//! What is told later undoes no decision: repeats are counted for a minute, and reported then.
+//! Late reports must not undo a decision: repeats are counted for a minute, and reported at its
+//! end.
 //!
-//! A restart ends the minute: what was counted is reported as soon as the process is back.
+//! A restart ends the minute: counted repeats are reported as soon as the process is back.
 
 use serde_json::Value;
 use testkit::{ControlPlane, Options, Product, Version};
@@ -8,15 +9,15 @@ use testkit::{ControlPlane, Options, Product, Version};
 use crate::apart::Apart;
 use crate::support::{SOON, Scene, shape, xid};
 
-/// Returns true if the node lists one event, with this code: that of the new fault for which it was
-/// taken out.
+/// Returns true if the node lists one event, with this code: that of the new fault that has
+/// quarantined it.
 fn lists_only(node: &Value, code: &str) -> bool {
     let text = node["metadata"]["annotations"]["quarantineHealthEvent"].as_str();
     let events: Value = serde_json::from_str(text.unwrap_or_default()).unwrap_or_default();
     events.as_array().is_some_and(|events| events.len() == 1) && events[0]["errorCode"][0] == code
 }
 
-/// Two lines at once, of which the second is counted; waits until it is.
+/// Writes two equal lines, and waits until the second is counted.
 async fn line_twice(product: &Product) -> anyhow::Result<()> {
     let line = xid(79, "fell off");
     product.append_kernel_log(&format!("{line}{line}"))?;
@@ -69,7 +70,7 @@ async fn lines_from_before_a_release_that_are_counted_after_it_do_not_undo_it() 
         scene.product.terminate().await?;
         scene.product.restart().await?;
         scene.taken_in(2).await?;
-        // What is new takes it out, and nothing else.
+        // Only the new fault quarantines the node.
         scene.product.append_kernel_log(&xid(95, "new"))?;
         let node = scene.cordoned().await?;
         assert!(lists_only(&node, "95"), "{by_command}: {node}");

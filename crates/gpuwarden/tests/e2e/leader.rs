@@ -1,4 +1,4 @@
-//! Two controllers of one cluster: one acts, and the other takes over.
+//! Two controllers of one cluster: one leads, and the other takes over.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use testkit::{ControlPlane, Launch, Options, Private, Product, Program, Version,
 
 use crate::support::{SOON, event, object, own_port, recovery, send, send_to, shape};
 
-/// A Lease's time, a look of who stands by, and a very busy machine.
+/// Duration of a Lease, plus a poll of the standby, plus the delay of a very busy machine.
 const EXPIRY: Duration = Duration::from_secs(15 + 2 + SOON.as_secs());
-/// The exit code of who led and does not any more.
+/// Exit code of a controller that has lost the lead.
 const DEPOSED: Option<i32> = Some(3);
 
 /// A cluster with the product's namespace.
@@ -40,7 +40,7 @@ impl Cluster {
         }))
     }
 
-    /// A node, and its shape.
+    /// Creates a node. Returns its name and its shape.
     async fn node(&self) -> anyhow::Result<(String, Value)> {
         let name = unique("led");
         testkit::node(&name)
@@ -63,7 +63,7 @@ impl Cluster {
         self.controller_at(0).await
     }
 
-    /// One that takes the events of agents on this port, when it leads.
+    /// Returns a controller that listens for agents on this port while it leads.
     async fn controller_at(&self, port: u16) -> anyhow::Result<Product> {
         Launch::controller()?
             .kubeconfig(self.plane.kubeconfig())
@@ -78,7 +78,7 @@ impl Cluster {
         by.wait_for("the cordon", SOON, || async {
             let node = object(&self.nodes, name).await;
             let node = node.map_err(|error| error.to_string())?;
-            // The controller manager adds a taint to it.
+            // The controller manager adds a taint to the node.
             let tainted = node["spec"]["taints"].is_array();
             if node["spec"]["unschedulable"] == true && tainted {
                 Ok(())
@@ -102,8 +102,8 @@ impl Cluster {
         .await
     }
 
-    /// Waits until nothing waits at a node's agent, and it was brought to `changes` stores
-    /// more than one.
+    /// Waits until a node's agent has delivered all events, with `changes` more changes of
+    /// store.
     async fn brought(&self, agent: &Product, changes: u64) -> anyhow::Result<()> {
         agent
             .wait_for("the agent to be rid of all", SOON, || async {
@@ -141,7 +141,7 @@ async fn leadership(product: &Product) -> Result<Value, String> {
     Ok(status["leadership"].clone())
 }
 
-/// Waits until it leads and acts.
+/// Waits until a product leads and acts.
 async fn leads(product: &Product, limit: Duration) -> anyhow::Result<()> {
     product
         .wait_for("it to lead", limit, || async {
@@ -155,7 +155,7 @@ async fn leads(product: &Product, limit: Duration) -> anyhow::Result<()> {
         .await
 }
 
-/// Waits until it stands by for `leader`.
+/// Waits until a product stands by for `leader`.
 async fn stands_by(product: &Product, leader: &Product) -> anyhow::Result<()> {
     let leader = leadership(leader).await.map_err(anyhow::Error::msg)?;
     let leader = leader["identity"].as_str().unwrap_or_default();
@@ -192,24 +192,25 @@ async fn one_of_two_controllers_acts_and_the_other_takes_over() -> anyhow::Resul
     assert_eq!(second.get("/healthz").await?, "ok\n");
     let shown = second.client(["status"]).await?;
     assert!(shown.expect(1)?.contains("this process stands by"));
-    // Neither store nor socket: nothing can be brought to who cannot act.
+    // A standby has neither store nor socket, so it cannot receive events.
     assert!(!second.socket().exists());
     assert!(!second.data_dir().join("events.db").exists());
 
     send_to(&first, vec![event(&name, "0")]).await?;
     cluster.cordoned(&first, &name).await?;
-    // Ended in good order: the Lease is given back, so the other need not wait for its end.
+    // After an orderly shutdown the Lease is released, and the other one need not wait for its
+    // expiry.
     second.stop().await?;
     let (exit, _) = first.terminate().await?;
     assert!(exit.success(), "{exit} {}", first.stderr());
     assert_eq!(cluster.holder().await?, "");
     second.cont()?;
-    // It has the node's session.
+    // The new leader takes over the node's session.
     leads(&second, SOON).await?;
     send_to(&second, vec![recovery(&name, "0")]).await?;
     cluster.restored(&second, &name, &before).await?;
 
-    // Killed: the Lease has to run out.
+    // After a kill, the Lease has to expire.
     first.restart().await?;
     stands_by(&first, &second).await?;
     second.kill9()?;
@@ -241,8 +242,8 @@ async fn who_was_stopped_or_cut_off_makes_no_write_and_ends() -> anyhow::Result<
     let mut second = cluster.controller().await?;
     stands_by(&second, &first).await?;
 
-    // A machine that hangs. A fault is brought to both; of another node to the stopped one
-    // only, which finds it when it goes on.
+    // A stopped process, as on a hanging machine. Both get one fault; the stopped one also gets
+    // a fault of another node, which it finds when it resumes.
     first.stop().await?;
     leads(&second, EXPIRY).await?;
     let late = vec![event(&name, "0"), event(&untouched, "0")];
@@ -256,7 +257,7 @@ async fn who_was_stopped_or_cut_off_makes_no_write_and_ends() -> anyhow::Result<
     assert_eq!(exit.code(), DEPOSED, "{}", first.stderr());
     assert!(first.stderr().contains("this process stops acting"));
     brought.abort();
-    // Not a field of either node is its, and the Lease is the other's.
+    // The deposed one has written no field of either node, and the other one holds the Lease.
     let now = object(&cluster.nodes, &name).await?;
     assert_eq!(shape(&now), shape(&whole));
     let now = object(&cluster.nodes, &untouched).await?;
@@ -264,11 +265,11 @@ async fn who_was_stopped_or_cut_off_makes_no_write_and_ends() -> anyhow::Result<
     let leader = leadership(&second).await.map_err(anyhow::Error::msg)?;
     assert_eq!(cluster.holder().await?, leader["identity"]);
 
-    // Its supervisor starts it again: it stands by.
+    // Restarted by its supervisor, it stands by.
     first.restart().await?;
     stands_by(&first, &second).await?;
 
-    // The API server is away: who leads ends before its Lease runs out.
+    // During an outage of the API server, the leader ends before its Lease expires.
     cluster.plane.kill(Program::ApiServer)?;
     let exit = second.wait_exit(EXPIRY).await?;
     assert_eq!(exit.code(), DEPOSED, "{}", second.stderr());
@@ -292,7 +293,7 @@ async fn a_fault_that_only_the_leader_before_has_is_acted_on_by_the_next() -> an
         return Ok(());
     };
     let (name, before) = cluster.node().await?;
-    // A port that the leader has, whoever it is: as behind a Kubernetes Service.
+    // A port of the leader, whichever it is: as behind a Kubernetes Service.
     let place = own_port()?;
     let port = place.local_addr()?.port();
     let mut first = cluster.controller_at(port).await?;
@@ -301,14 +302,14 @@ async fn a_fault_that_only_the_leader_before_has_is_acted_on_by_the_next() -> an
     stands_by(&second, &first).await?;
     let agent = agent(&name, port).await?;
 
-    // Cut off from the API server it still takes events, and can do nothing about them.
+    // Without the API server the leader still receives events, and cannot act on them.
     cluster.plane.stop(Program::ApiServer)?;
     send_to(&agent, vec![event(&name, "0")]).await?;
     cluster.brought(&agent, 0).await?;
     first.kill9()?;
     cluster.plane.cont(Program::ApiServer)?;
     leads(&second, EXPIRY + SOON).await?;
-    // The node has nothing new to say.
+    // The node reports no new events.
     cluster.cordoned(&second, &name).await?;
     cluster.brought(&agent, 1).await?;
     send_to(&agent, vec![recovery(&name, "0")]).await?;
@@ -322,7 +323,7 @@ async fn a_leader_that_comes_back_does_not_act_on_what_is_over() -> anyhow::Resu
     };
     let (name, before) = cluster.node().await?;
     let (other, _) = cluster.node().await?;
-    // A port that the leader has, whoever it is: as behind a Kubernetes Service.
+    // A port of the leader, whichever it is: as behind a Kubernetes Service.
     let place = own_port()?;
     let port = place.local_addr()?.port();
     let mut first = cluster.controller_at(port).await?;
@@ -335,18 +336,18 @@ async fn a_leader_that_comes_back_does_not_act_on_what_is_over() -> anyhow::Resu
     send_to(&others, vec![event(&other, "0")]).await?;
     cluster.cordoned(&first, &other).await?;
 
-    // The other one leads, and has the session that the first one made. The recovery of one
-    // node is brought to it alone; the other node stays out.
+    // The other one leads, and takes over the first one's session. It alone receives the
+    // recovery of one node; the other node stays quarantined.
     first.terminate().await?;
     leads(&second, SOON).await?;
     cluster.brought(&agent, 1).await?;
     send_to(&agent, vec![recovery(&name, "0")]).await?;
     cluster.restored(&second, &name, &before).await?;
     cluster.cordoned(&second, &other).await?;
-    // Who has nothing to tell asks every ten seconds who leads.
+    // An agent without events asks every ten seconds which controller leads.
     cluster.brought(&others, 1).await?;
 
-    // The first one comes back: to it the fault is open that is over.
+    // The first one returns: in its store, the recovered fault is still open.
     first.restart().await?;
     stands_by(&first, &second).await?;
     second.terminate().await?;
@@ -355,15 +356,15 @@ async fn a_leader_that_comes_back_does_not_act_on_what_is_over() -> anyhow::Resu
     cluster.brought(&others, 2).await?;
     let node = object(&cluster.nodes, &name).await?;
     assert_eq!(shape(&node), before);
-    // It acts on what is new, ...
+    // The first one acts on new faults, ...
     send_to(&agent, vec![event(&name, "1")]).await?;
     cluster.cordoned(&first, &name).await?;
     let out = object(&cluster.nodes, &name).await?;
     let listed = out["metadata"]["annotations"]["quarantineHealthEvent"].to_string();
     assert!(!listed.contains("entityValue\\\":\\\"0"), "{listed}");
-    // ... knows what is still open, ...
+    // ... knows the open ones, ...
     cluster.cordoned(&first, &other).await?;
-    // ... and shows what was.
+    // ... and shows the old ones.
     let story = first.client(["explain", &name]).await?;
     assert!(story.stdout.contains("GpuMemWatch"), "{}", story.stdout);
     assert!(first.stderr().contains("another store was acted on before"));

@@ -1,5 +1,5 @@
-//! The machines of nodes, which tests play: a provider behind gRPC that is asked to reboot them, and what
-//! their kubelets say of the boot.
+//! Machines of nodes, played by tests: a provider behind gRPC that receives reboot requests, and
+//! the boot ids that kubelets report.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
@@ -16,30 +16,31 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A provider that notes its signals, refuses the first of them where it is told to, and answers once it may.
+/// A provider that records its signals, may refuse the first ones, and responds once it is
+/// permitted to.
 pub(crate) struct Played {
-    /// The operation of each call, refused or not.
+    /// Operation of each call, including refused ones.
     asked: Mutex<Vec<String>>,
-    /// The operations whose signal it has taken.
+    /// Operations whose signal was accepted.
     taken: Mutex<BTreeSet<String>>,
     failures: Mutex<VecDeque<Failure>>,
     may_answer: watch::Sender<bool>,
 }
 
 impl Played {
-    /// One that answers at once.
+    /// Creates a provider that responds at once.
     pub(crate) fn new() -> Arc<Self> {
         Self::failing([])
     }
 
-    /// One that takes signals, and says so only after [`Self::answer`].
+    /// Creates a provider that accepts signals, and responds only after [`Self::answer`].
     pub(crate) fn silent() -> Arc<Self> {
         let silent = Self::new();
         silent.may_answer.send_replace(false);
         silent
     }
 
-    /// One that first fails so.
+    /// Creates a provider whose first calls fail with these errors.
     pub(crate) fn failing(failures: impl IntoIterator<Item = Failure>) -> Arc<Self> {
         Arc::new(Self {
             asked: Mutex::default(),
@@ -49,12 +50,12 @@ impl Played {
         })
     }
 
-    /// Lets it answer from now on.
+    /// Lets the provider respond from now on.
     pub(crate) fn answer(&self) {
         self.may_answer.send_replace(true);
     }
 
-    /// The operation of each signal that was sent to it, also of those that it has refused.
+    /// Returns the operation of each signal received, including refused ones.
     pub(crate) fn signals(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
     }
@@ -91,7 +92,8 @@ impl Provider for Played {
     }
 }
 
-/// Serves a provider until the guard is dropped, and writes the configuration of a janitor that calls it.
+/// Serves a provider until the guard is dropped, and writes the configuration of a janitor that
+/// calls it.
 pub(crate) async fn serve(provider: Arc<dyn Provider>, config: &Path) -> anyhow::Result<DropGuard> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
@@ -109,7 +111,7 @@ pub(crate) async fn serve(provider: Arc<dyn Provider>, config: &Path) -> anyhow:
     Ok(guard)
 }
 
-/// Has the kubelet of a node say which boot it is.
+/// Sets the boot id of a node, as its kubelet would.
 pub(crate) async fn boots(nodes: &Api<Node>, name: &str, id: &str) -> anyhow::Result<()> {
     let patch = json!({"status": {"nodeInfo": {
         "bootID": id, "machineID": "m", "systemUUID": "s", "kernelVersion": "k", "osImage": "o",

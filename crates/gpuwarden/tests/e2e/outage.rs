@@ -1,4 +1,4 @@
-//! The API server or etcd is away for a while; the API server warns.
+//! Outages of the API server or etcd, and warnings of the API server.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -27,7 +27,7 @@ async fn an_api_server_that_was_away_gets_the_cordon_and_the_release() -> anyhow
     scene.cordoned().await?;
     scene.condition("SysLogsXIDError", "True").await?;
 
-    // Recovered while it is away again: given back when it returns.
+    // A recovery during another outage: the node is returned to service after the outage.
     plane.kill(Program::ApiServer)?;
     scene
         .product
@@ -52,7 +52,7 @@ async fn an_etcd_that_hangs_for_twenty_seconds_delays_and_loses_nothing() -> any
     scene
         .product
         .append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
-    // Each attempt is waited for for ten seconds.
+    // Each attempt times out after ten seconds.
     scene
         .session("two attempts that fail", |it| {
             it["failures"]
@@ -71,8 +71,8 @@ async fn an_etcd_that_hangs_for_twenty_seconds_delays_and_loses_nothing() -> any
     scene.restored().await
 }
 
-/// What the API server warns of, such as a field that it does not know, is seen by an operator and by whoever
-/// runs these tests.
+/// Warnings of the API server, such as of an unknown field, are logged for the operator, and
+/// fail the test that causes them.
 #[tokio::test]
 async fn a_warning_of_the_api_server_is_logged_and_fails_a_test() -> anyhow::Result<()> {
     let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
@@ -103,7 +103,7 @@ async fn a_warning_of_the_api_server_is_logged_and_fails_a_test() -> anyhow::Res
         .kubectl(["apply", "-f", &path.display().to_string()])
         .await?;
     let scene = Scene::new(&plane, |node| node, |launch| launch).await?;
-    // A policy holds from some seconds after it was made.
+    // A policy takes effect seconds after its creation.
     let warned = || async {
         for event in [event(&scene.node, "0"), recovery(&scene.node, "0")] {
             let sent = send_to(&scene.product, vec![event]).await;

@@ -1,5 +1,5 @@
-//! Output that cannot be written: the disk of the log is full, its reader is gone, or does not
-//! read. The product goes on, and ends in order.
+//! Output that cannot be written: the disk of the log is full, or its reader is gone or does not
+//! read. The product keeps running, and shuts down in order.
 
 use std::fs::File;
 use std::io;
@@ -26,7 +26,7 @@ async fn a_reader_of_the_log_that_is_gone_changes_nothing() -> anyhow::Result<()
 #[tokio::test]
 async fn a_reader_of_the_log_that_does_not_read_changes_nothing() -> anyhow::Result<()> {
     let (full, _reader) = full_pipe().await?;
-    // What its queue takes is not lost yet.
+    // Lines that fit in the queue are not lost yet.
     goes_on(full, false).await
 }
 
@@ -51,7 +51,7 @@ async fn what_a_process_cannot_start_for_costs_no_more_where_nobody_reads_it() -
 {
     let (full, _reader) = full_pipe().await?;
     let launch = Launch::new()?.output(full);
-    // A file in the place of the data directory.
+    // A file at the path of the data directory.
     File::create(launch.data_dir())?;
     let status = launch.spawn()?.wait_exit(SOON).await?;
     assert_eq!(status.code(), Some(2));
@@ -89,10 +89,10 @@ fn dev_full() -> io::Result<File> {
     File::options().write(true).open("/dev/full")
 }
 
-/// A pipe that takes nothing any more, and blocks who writes.
+/// Creates a full pipe, which blocks its writers.
 async fn full_pipe() -> io::Result<(OwnedFd, pipe::Receiver)> {
     let (sender, receiver) = pipe::pipe()?;
-    // Before it is known to be writable, it says that it is full.
+    // Without a check for writability first, the pipe would report that it is full.
     sender.writable().await?;
     loop {
         match sender.try_write(&[b'x'; 4096]) {

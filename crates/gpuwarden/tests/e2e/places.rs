@@ -1,4 +1,5 @@
-//! The data directory and the socket's file are deleted, moved or replaced beneath the product.
+//! Deletion, move and replacement of the data directory and the socket's file while the product
+//! runs.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
@@ -9,7 +10,8 @@ use testkit::{Launch, Product};
 
 use crate::support::{SOON, event, send};
 
-/// Waits until the product is ready, or not ready with a reason that has all of `texts`.
+/// Waits until the product is ready or, with `texts`, not ready for a reason that contains all
+/// of them.
 async fn ready_or(product: &Product, texts: &[&str]) -> anyhow::Result<()> {
     product
         .wait_for(&format!("{texts:?}"), SOON, || async {

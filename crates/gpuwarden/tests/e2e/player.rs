@@ -1,4 +1,4 @@
-//! A player in the place of a kubelet: it runs the containers of checks, which no kubelet does here.
+//! A substitute for the kubelet that runs the containers of checks.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, binary};
 
-/// Runs the injected container of a pod, as a kubelet would: its command with its environment. What a node
-/// gives it, `more` gives.
+/// Runs the injected container of a pod, as a kubelet would: its command with its environment,
+/// plus `more` as set by a node.
 pub(crate) async fn play(
     plane: &ControlPlane,
     pod: &Value,
@@ -21,7 +21,7 @@ pub(crate) async fn play(
     play_by(program, plane, pod, check, more).await
 }
 
-/// The same on a host of its own: in this network namespace.
+/// Runs the container in this network namespace, as on another host.
 pub(crate) async fn play_on(
     host: &str,
     plane: &ControlPlane,
@@ -69,7 +69,7 @@ async fn play_by(
         };
         environment.insert(text(&variable["name"]).to_owned(), value);
     }
-    // The volume with the token, as the kubelet fills it.
+    // The volume with the token, as written by the kubelet.
     let volumes = pod["spec"]["volumes"].as_array().into_iter().flatten();
     let projected = volumes
         .filter_map(|volume| volume["projected"]["sources"].as_array())
@@ -125,7 +125,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// Notes on a pod how a check ended, and its termination message, as its kubelet does.
+/// Records the exit code of a check and its termination message on a pod, as its kubelet does.
 pub(crate) async fn note_end(
     client: &Client,
     pod: &Value,

@@ -1,5 +1,4 @@
-//! Which GPUs a pod has: from a kubelet that is made up, on a socket, to the pod on a real API
-//! server.
+//! GPUs of pods: from a fake kubelet on a socket to the pod on a real API server.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,25 +22,25 @@ use crate::support::{SOON, Scene, own_port};
 const DEVICES: &str = "dgxc.nvidia.com/devices";
 const ONE: &str = r#"{"devices":{"nvidia.com/gpu":["GPU-1"]}}"#;
 
-/// The ways for an agent to reach the GPUs of its node.
+/// Manifests of the agent, one for each way to access the GPUs of a node.
 const MANIFESTS: [&str; 3] = [
     include_str!("../../../../examples/kubernetes/agent-runtime-class.yaml"),
     include_str!("../../../../examples/kubernetes/agent-driver-root.yaml"),
     include_str!("../../../../examples/kubernetes/agent-dra.yaml"),
 ];
 
-/// A kubelet that has given `GPU-1` to the pod `default/NAME`.
+/// A kubelet that has allocated `GPU-1` to the pod `default/NAME`.
 struct Kubelet {
     pod: String,
     directory: tempfile::TempDir,
 }
 
-/// The pods of a kubelet that is made up, and how often it was asked.
+/// Pods of a fake kubelet, and the number of requests.
 #[derive(Clone, Default)]
 pub(crate) struct Pods(Arc<Mutex<(Vec<PodResources>, u32)>>);
 
 impl Pods {
-    /// Has these pods be there, each of one container.
+    /// Sets the pods, each with one container.
     pub(crate) fn are(&self, containers: impl IntoIterator<Item = (String, ContainerResources)>) {
         let pod = |(name, container)| PodResources {
             name,
@@ -52,12 +51,12 @@ impl Pods {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0 = pods;
     }
 
-    /// How often they were asked for.
+    /// Returns the number of requests so far.
     pub(crate) fn asked(&self) -> u32 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).1
     }
 
-    /// Answers on a socket.
+    /// Serves requests on a socket.
     pub(crate) fn serve(&self, socket: &Path) -> anyhow::Result<()> {
         let listener = UnixListener::bind(socket)?;
         let serving = tonic::transport::Server::builder()
@@ -82,7 +81,7 @@ impl PodResourcesLister for Pods {
 }
 
 impl Kubelet {
-    /// Makes the pod on a node, and a kubelet that knows it.
+    /// Creates the pod on a node, and a kubelet that lists it.
     async fn new(plane: &ControlPlane, node: &str) -> anyhow::Result<Self> {
         let pod = format!("on-{node}");
         let client = plane.client().await?;
@@ -127,7 +126,7 @@ async fn a_pod_says_which_gpus_it_has_by_the_node_itself() -> anyhow::Result<()>
     let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
     let kubelet = Kubelet::new(&plane, &scene.node).await?;
     kubelet.start()?;
-    // A product of its own, for the node's kubelet is known only now.
+    // Another product, because the socket of the node's kubelet exists only now.
     let product = Launch::new()?
         .node_name(&scene.node)
         .kubeconfig(plane.kubeconfig())
@@ -144,7 +143,7 @@ async fn a_pod_says_which_gpus_it_has_by_the_node_itself() -> anyhow::Result<()>
     product.wait_for("the GPUs of the pod", SOON, look).await
 }
 
-/// The dry run begins first, and then one that acts, of which is seen that it writes.
+/// The dry run starts first, followed by a product that acts and whose writes are observed.
 #[tokio::test]
 async fn a_dry_run_writes_nothing_on_pods() -> anyhow::Result<()> {
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
@@ -161,7 +160,7 @@ async fn a_dry_run_writes_nothing_on_pods() -> anyhow::Result<()> {
         .arg("--dry-run")
         .start()
         .await?;
-    // A pod of another node, whose product writes as soon as it has asked.
+    // A pod of another node, whose product writes after its first request to the kubelet.
     let other = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
     let told = Kubelet::new(&plane, &other.node).await?;
     told.start()?;

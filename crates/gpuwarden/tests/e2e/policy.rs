@@ -1,4 +1,4 @@
-//! The policy as it lives, and a person's word against it.
+//! Changes of the policy at run time, and manual overrides.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, Patch, PatchParams, PostParams};
@@ -7,7 +7,7 @@ use testkit::{ControlPlane, Version, unique};
 
 use crate::support::{SOON, Scene, object, xid};
 
-/// Takes out what is fatal, but for the nodes that choose otherwise.
+/// Quarantines nodes with fatal faults, except for nodes that choose another policy.
 const FATAL: &str = r#"
 [[rule-sets]]
 name = "fatal"
@@ -20,7 +20,7 @@ expression = "event.isFatal"
 name = "lenient"
 "#;
 
-/// Waits until the status says of the policy what `holds` asks for.
+/// Waits until the status of the policy meets `holds`.
 async fn policy_until(scene: &Scene, holds: impl Fn(&Value) -> bool) -> anyhow::Result<()> {
     scene
         .product
@@ -52,7 +52,7 @@ async fn a_policy_in_a_config_map_is_followed() -> anyhow::Result<()> {
     let scene = Scene::new(
         &plane,
         |node| node,
-        // It is not there yet: events are taken, and nothing is decided.
+        // Without a policy, events are stored and nothing is decided.
         |launch| launch.option("--policy", &place),
     )
     .await?;
@@ -102,7 +102,7 @@ async fn a_policy_in_a_config_map_is_followed() -> anyhow::Result<()> {
     policy_until(&scene, |policy| policy["error"].is_string()).await?;
     scene.cordoned().await?;
 
-    // A node's own choice, of a policy that there is.
+    // A node's choice of an existing policy.
     let choose = |name: &str| json!({"metadata": {"annotations": {"gpuwarden.dev/policy": name}}});
     scene.patch(choose("event.isFatal")).await?;
     scene
@@ -130,7 +130,7 @@ async fn a_policy_in_a_config_map_is_followed() -> anyhow::Result<()> {
         .await
 }
 
-/// Waits until the records of the node's events say this, oldest first.
+/// Waits until the records of the node's events have these statuses, oldest first.
 async fn words_until(scene: &Scene, words: &[&str]) -> anyhow::Result<()> {
     scene
         .product
@@ -166,14 +166,14 @@ async fn the_records_say_what_became_of_the_events() -> anyhow::Result<()> {
     scene.product.append_kernel_log(&xid(79, "fell off"))?;
     scene.cordoned().await?;
     words_until(&scene, &["Quarantined"]).await?;
-    // The records outlive a kill, and what it takes to go on with them.
+    // The records survive a kill, with the state needed to update them.
     scene.product.kill9()?;
     scene.product.restart().await?;
     scene
         .product
         .append_kernel_log(&xid(48, "double bit error"))?;
     words_until(&scene, &["Quarantined", "AlreadyQuarantined"]).await?;
-    // `inject` reads the published view, which follows a moment later.
+    // `inject` reads the published view, which follows with a delay.
     scene.taken_in(2).await?;
     let recovered = scene.product.client(["inject", "recovery"]).await?;
     let recovered = recovered.expect(0)?;
@@ -219,7 +219,7 @@ async fn an_operator_releases_a_node_and_says_why() -> anyhow::Result<()> {
             && said.contains("dismissed until it is reported again: SysLogsXIDError 79"),
         "{said}"
     );
-    // Kubernetes itself taints a cordoned node, and takes that back a moment after it is given back.
+    // Kubernetes taints a cordoned node, and removes the taint with a delay after the uncordon.
     scene
         .node_until("the spec and labels as before", |node| {
             let now = (&node["spec"], &node["metadata"]["labels"]);
@@ -243,7 +243,7 @@ async fn an_operator_releases_a_node_and_says_why() -> anyhow::Result<()> {
         "{story:?}"
     );
     words_until(&scene, &["Cancelled"]).await?;
-    // What comes later is another matter.
+    // Later events are judged separately.
     scene
         .product
         .append_kernel_log(&xid(48, "double bit error"))?;

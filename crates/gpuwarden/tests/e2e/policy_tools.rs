@@ -1,4 +1,4 @@
-//! `policy`: what a person asks about a policy before it goes live.
+//! `policy`: commands to check a policy before it is deployed.
 
 use std::fs;
 
@@ -64,7 +64,7 @@ fn a_policy_is_linted_shown_and_tested() {
         "{out}"
     );
 
-    // No tests, then good ones in YAML, then one that fails.
+    // First no tests, then passing ones in YAML, then a failing one.
     let (code, _, err) = gpuwarden(&["policy", "test", &good], "");
     assert_eq!(code, Some(2));
     assert!(err.contains("good.test.yaml does not exist"), "{err}");
@@ -139,7 +139,8 @@ fn policies_are_compared_and_presets_listed() {
         "{out}"
     );
 
-    // Rules about nodes: named where they were not tried, and tried on the nodes that there are.
+    // Rules about nodes are listed if they cannot be tried, and tried if a list of nodes is
+    // given.
     let pool = |name: &str| {
         let path = dir.path().join(name).to_str().unwrap().to_owned();
         let rule = format!("node.metadata.labels['pool'] == '{name}'");

@@ -1,4 +1,4 @@
-//! A fault takes a node out of service, and recovery gives it back.
+//! Quarantine of a node after a fault, and its return to service after the recovery.
 
 use contract::{BehaviourOverrides, HealthEvent};
 use kube::api::{Patch, PatchParams};
@@ -110,7 +110,7 @@ async fn a_node_that_another_gpuwarden_quarantined_is_left_alone() -> anyhow::Re
     let theirs = Scene::new(&plane, |node| node, |launch| launch).await?;
     send(&theirs, event(&theirs.node, "0")).await?;
     theirs.cordoned().await?;
-    // One that starts later, on another node, with a store that knows nothing of it.
+    // A second product that starts later, for another node, with an empty store.
     let ours = Scene::new(&plane, |node| node, |launch| launch).await?;
     send(&ours, event(&ours.node, "0")).await?;
     ours.cordoned().await?;
@@ -120,7 +120,8 @@ async fn a_node_that_another_gpuwarden_quarantined_is_left_alone() -> anyhow::Re
         1,
         "it took over what is not its own"
     );
-    // Each gpuwarden sees every node of the shared cluster: it says so of this one once.
+    // Each gpuwarden watches every node of the shared cluster, and logs the foreign session
+    // once.
     let left_alone = || async {
         let story = ours.story_of(&theirs.node).await;
         let story = story.map_err(|error| error.to_string())?;
@@ -134,7 +135,7 @@ async fn a_node_that_another_gpuwarden_quarantined_is_left_alone() -> anyhow::Re
         }
     };
     ours.product.wait_for("the note", SOON, left_alone).await?;
-    // Looked at again, and nothing new to say.
+    // A second evaluation logs nothing new.
     theirs
         .patch(json!({"metadata": {"annotations": {"looked": "at"}}}))
         .await?;
@@ -165,7 +166,7 @@ async fn a_line_in_the_real_kernel_log_cordons() -> anyhow::Result<()> {
         &plane,
         |node| node,
         |launch| {
-            // Lines of earlier tests are in the log as well.
+            // The log also has lines of earlier tests.
             launch.kernel_log("kmsg").option("--history", "0s")
         },
     )
@@ -192,7 +193,7 @@ async fn a_line_in_the_real_kernel_log_cordons() -> anyhow::Result<()> {
         .as_str()
         .unwrap();
     assert!(events.contains(log.token()), "{events}");
-    // Written by a program, and marked so: the kernel's own facility cannot be forged.
+    // Lines written by programs are marked: user space cannot forge the kernel's facility.
     assert!(events.contains("from-user-space"), "{events}");
     scene
         .product
@@ -290,14 +291,14 @@ async fn a_taint_comes_and_goes_while_others_change_theirs() -> anyhow::Result<(
         "{}",
         node["spec"]
     );
-    // Somebody else writes the whole list anew, with theirs in front of ours.
+    // Another writer replaces the whole list, with its own taint in front of ours.
     let mut taints = scene
         .node_until("the taints", |node| {
             let taints = node["spec"]["taints"]
                 .as_array()
                 .cloned()
                 .unwrap_or_default();
-            // The controller manager adds its own for the cordon.
+            // The controller manager adds its taint for the cordon.
             if taints.len() == 3 {
                 Ok(taints)
             } else {
@@ -352,7 +353,7 @@ async fn an_uncordon_by_hand_ends_it_and_the_same_fault_does_not_start_it_again(
         }
     };
     scene.node_until("the session to end", released).await?;
-    // Not after a restart either, and not by an event that changes nothing.
+    // Neither a restart nor an event without an effect changes that.
     scene.product.restart().await?;
     scene
         .product
@@ -363,7 +364,7 @@ async fn an_uncordon_by_hand_ends_it_and_the_same_fault_does_not_start_it_again(
     scene
         .node_until("the node to stay released", released)
         .await?;
-    // A new fault is another matter.
+    // A new fault is judged separately.
     send(&scene, event(&scene.node, "1")).await?;
     scene.cordoned().await.map(drop)
 }
@@ -514,7 +515,7 @@ async fn a_lost_store_does_not_give_a_quarantined_node_back() -> anyhow::Result<
     send(&scene, event(&scene.node, "0")).await?;
     scene.cordoned().await?;
     scene.restart_without_store().await?;
-    // It takes the fault over from the node, and the recovery still closes it.
+    // The product takes the fault over from the node, and the recovery still closes it.
     scene.taken_in(1).await?;
     scene.cordoned().await?;
     scene
@@ -525,7 +526,7 @@ async fn a_lost_store_does_not_give_a_quarantined_node_back() -> anyhow::Result<
     scene.restored().await
 }
 
-/// A policy that also taints.
+/// Writes a policy that also taints.
 fn policy_with_taint() -> anyhow::Result<tempfile::NamedTempFile> {
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(
@@ -554,7 +555,7 @@ async fn a_node_that_is_replaced_by_another_machine_is_given_back() -> anyhow::R
         return Ok(());
     };
     let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
-    // As its kubelet says it.
+    // Sets the node's info as its kubelet does.
     let machine = async |uuid: &str, boot: &str| -> anyhow::Result<()> {
         let status = json!({"status": {"nodeInfo": {"systemUUID": uuid, "bootID": boot}}});
         let (how, status) = (PatchParams::default(), Patch::Strategic(status));
@@ -565,7 +566,7 @@ async fn a_node_that_is_replaced_by_another_machine_is_given_back() -> anyhow::R
     let mut fault = event(&scene.node, "0");
     let boot = ("gpuwarden.dev/boot-id".to_owned(), "boot-1".to_owned());
     fault.metadata.extend([boot]);
-    // Nobody but a person closes it, and no reboot.
+    // A person must close this fault; a reboot does not.
     fault.recommended_action = 5;
     send(&scene, fault).await?;
     scene.told("session", "seen on the node").await?;

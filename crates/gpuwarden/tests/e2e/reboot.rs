@@ -1,5 +1,5 @@
-//! A real reboot: a guest in qemu is the machine of a node, and boots anew because a fault asks for it. The
-//! test is its kubelet, and tells its boot id.
+//! A real reboot: a guest in qemu is the machine of a node, and reboots because of a fault. The
+//! test plays its kubelet, and reports its boot id.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -19,9 +19,10 @@ use tokio::sync::{Mutex, watch};
 use crate::machines::{self, boots};
 use crate::support::{SOON, Scene, install_crds, xid};
 
-/// Longest time in which the guest boots: seconds on an idle machine, without KVM.
+/// Longest time for the boot of the guest: seconds on an idle machine, without KVM.
 const BOOT: Duration = Duration::from_secs(300);
-/// What the guest runs: it says the id of its boot on its console, and does what it is told there.
+/// Init of the guest: it prints its boot id on the console, and runs the commands that it reads
+/// there.
 const INIT: &str = "#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /dev
 /bin/busybox mount -t proc proc /proc
@@ -33,11 +34,11 @@ while read -r line; do
 done
 ";
 
-/// A machine that runs, and its console.
+/// A running machine, and its console.
 struct Guest {
     console: Mutex<ChildStdin>,
     boots: watch::Receiver<Vec<String>>,
-    /// Operations that it was told of, each with the boot before.
+    /// Operations received, each with the boot id before it.
     told: Mutex<Vec<(String, String)>>,
     _machine: Child,
 }
@@ -107,7 +108,7 @@ impl Guest {
         })
     }
 
-    /// Waits until it has booted so often; returns the id of the last boot.
+    /// Waits until the guest has booted `times` times. Returns the id of the last boot.
     async fn booted(&self, times: usize) -> anyhow::Result<String> {
         let mut boots = self.boots.clone();
         let boots = boots.wait_for(|boots| boots.len() >= times);

@@ -1,5 +1,5 @@
-//! A node that is out of service and drained is repaired by custom resources, and comes back. The test
-//! plays who carries them out.
+//! Remediation of a quarantined and drained node by custom resources, and its return to service.
+//! The test plays the controller of the custom resources.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::support::{SOON, Scene, event, install_crds, send_to, xid};
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
 const REPAIRS: &str = "latestFaultRemediationState";
 
-/// A node whose faults are repaired, and the custom resources that are made for it.
+/// A node whose faults are remediated, and the custom resources created for it.
 struct Repair {
     scene: Scene,
     reboots: Api<DynamicObject>,
@@ -42,17 +42,17 @@ impl Repair {
         self.scene.product.append_kernel_log(&line)
     }
 
-    /// The custom resources for the node, the oldest first.
+    /// Returns the custom resources for the node, oldest first.
     async fn made(&self) -> anyhow::Result<Vec<Value>> {
         of_node(&self.reboots, &self.scene.node).await
     }
 
-    /// Waits until so many are there; returns the name of the last.
+    /// Waits until there are `count` resources. Returns the name of the last one.
     async fn made_is(&self, count: usize) -> anyhow::Result<String> {
         self.made_within(SOON, count).await
     }
 
-    /// Waits at most `time` until so many are there; returns the name of the last.
+    /// Waits at most `time` until there are `count` resources. Returns the name of the last one.
     async fn made_within(&self, time: Duration, count: usize) -> anyhow::Result<String> {
         let there = || async {
             let made = self.made().await.map_err(|error| error.to_string())?;
@@ -68,7 +68,7 @@ impl Repair {
         product.wait_for("a custom resource", time, there).await
     }
 
-    /// Waits until the record of the fault says whether it was repaired.
+    /// Waits until the record of the fault has this result of the remediation.
     async fn recorded(&self, remediated: bool) -> anyhow::Result<()> {
         let said = || async {
             let product = &self.scene.product;
@@ -86,11 +86,11 @@ impl Repair {
         };
         let product = &self.scene.product;
         product
-            .wait_for("the record of the repair", SOON, said)
+            .wait_for("the record of the remediation", SOON, said)
             .await
     }
 
-    /// Sets the status of one, as who carries it out does.
+    /// Sets the status of a resource, as its controller does.
     async fn set(&self, name: &str, conditions: Value) -> anyhow::Result<()> {
         let status = json!({"status": {"conditions": conditions}});
         let patch = Patch::Merge(status);
@@ -122,7 +122,7 @@ impl Repair {
     }
 }
 
-/// The custom resources of a kind for a node, the oldest first.
+/// Returns the custom resources of a kind for a node, oldest first.
 pub(crate) async fn of_node(api: &Api<DynamicObject>, node: &str) -> anyhow::Result<Vec<Value>> {
     let list = api.list(&ListParams::default()).await?;
     let objects = list.items.iter().map(serde_json::to_value);
@@ -132,7 +132,7 @@ pub(crate) async fn of_node(api: &Api<DynamicObject>, node: &str) -> anyhow::Res
     Ok(objects)
 }
 
-/// A condition, as who carries out a custom resource writes it.
+/// Returns a condition, as the controller of a custom resource writes it.
 pub(crate) fn condition(kind: &str, status: &str, reason: &str) -> Value {
     json!({"type": kind, "status": status, "reason": reason, "message": "as the test says",
            "lastTransitionTime": "2026-11-24T00:00:00Z"})
@@ -184,12 +184,13 @@ async fn a_fault_is_drained_repaired_and_given_back_through_kills() -> anyhow::R
     let recovered = repair.scene.product.client(["inject", "recovery"]).await?;
     recovered.expect(0)?;
     repair.scene.restored().await?;
-    // However often it was killed, one was made.
+    // One resource was created, across all kills.
     assert_eq!(repair.made().await?.len(), 1);
     Ok(())
 }
 
-/// A preflight check is a reporter like any other, also by the standing of a user, which it has on its node.
+/// A preflight check is a reporter like any other, also with the access of a normal user on its
+/// node.
 #[tokio::test]
 async fn what_a_preflight_check_has_found_is_repaired_and_its_pass_gives_the_node_back()
 -> anyhow::Result<()> {
@@ -245,7 +246,7 @@ async fn what_failed_for_now_is_made_again_and_for_good_asks_a_person() -> anyho
     let failed_at = Timestamp::now();
     repair.set(&name, failed("TransientFailure")).await?;
     repair.awaits("another try of").await?;
-    // It is tried again a minute later, and not before.
+    // The next attempt follows a minute later.
     let minute = Duration::from_secs(60);
     let again = repair.made_within(minute + SOON, 2).await?;
     assert_eq!(again, format!("{name}-2"));
@@ -253,7 +254,7 @@ async fn what_failed_for_now_is_made_again_and_for_good_asks_a_person() -> anyho
     let created = made[1]["metadata"]["creationTimestamp"]
         .as_str()
         .unwrap_or_default();
-    // Kubernetes cuts the time to the second.
+    // Kubernetes truncates the time to seconds.
     let waited = created.parse::<Timestamp>()?.duration_since(failed_at);
     assert!(waited.as_secs() >= 59, "{waited}");
     repair.set(&again, failed("PermanentFailure")).await?;
@@ -291,7 +292,8 @@ async fn an_uncordon_withdraws_a_repair_that_has_not_begun() -> anyhow::Result<(
     product.wait_for("no custom resource", SOON, gone).await
 }
 
-/// Reboots, and a Job that validates what was repaired: one that waits until it is resumed, or that does not.
+/// Returns a configuration of reboots and of a validation Job, which waits until it is resumed
+/// if `suspend` is true.
 pub(crate) fn with_validation(suspend: bool) -> String {
     let mut text = String::new();
     for action in ["COMPONENT_RESET", "RESTART_VM", "RESTART_BM"] {
@@ -370,7 +372,7 @@ async fn what_was_repaired_comes_back_once_its_job_has_succeeded() -> anyhow::Re
     repair.awaits("the end of Job validate-").await?;
     let node = repair.state("remediating").await?;
     assert_eq!(node["spec"]["unschedulable"], true);
-    // The Job runs, as Kubernetes runs it; the node's kubelet is played by kwok.
+    // Kubernetes runs the Job; kwok plays the node's kubelet.
     let jobs: Api<Job> = Api::namespaced(plane.client().await?, "default");
     let validations = validations(&jobs, &repair.scene.node).await?;
     assert_eq!(validations.len(), 1, "{validations:?}");
@@ -378,7 +380,7 @@ async fn what_was_repaired_comes_back_once_its_job_has_succeeded() -> anyhow::Re
     repair.scene.restored().await
 }
 
-/// The Jobs that validate a node.
+/// Returns the Jobs that validate a node.
 pub(crate) async fn validations(jobs: &Api<Job>, node: &str) -> anyhow::Result<Vec<Job>> {
     let mut list = jobs.list(&ListParams::default()).await?.items;
     list.retain(|job| {
@@ -389,7 +391,7 @@ pub(crate) async fn validations(jobs: &Api<Job>, node: &str) -> anyhow::Result<V
     Ok(list)
 }
 
-/// Lets a Job run that waits.
+/// Resumes a waiting Job.
 pub(crate) async fn resume(jobs: &Api<Job>, job: &Job) -> anyhow::Result<()> {
     let name = job.metadata.name.as_deref().unwrap_or_default();
     let resume = Patch::Merge(json!({"spec": {"suspend": false}}));

@@ -1,4 +1,4 @@
-//! `replay` and `simulate`: what would have been done on logs and exported events of the past.
+//! `replay` and `simulate`: hypothetical decisions on old logs and exported events.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use testkit::Launch;
 
 use crate::support::{gpuwarden, send_to};
 
-/// A line of `/var/log/kern.log` in ISO times, so that years and zones do not matter.
+/// Returns a line of `/var/log/kern.log` with an ISO time, which has year and time zone.
 fn line(second: u32, text: &str) -> String {
     format!("2026-07-01T12:00:{second:02}.000000+00:00 host kernel: {text}\n")
 }
@@ -24,7 +24,7 @@ fn xid(second: u32, pci: &str, code: u32) -> String {
 fn logs_of_several_nodes_are_one_story_and_two_policies_are_compared() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    // XID 45 is the job's own, 79 is not; GKE leaves a node in service for 95.
+    // XID 45 is an application error, and 79 is not; on GKE, a node stays in service with 95.
     fs::write(
         path("gpu-1.log"),
         xid(1, "0000:b3:00", 45) + &xid(9, "0000:b3:00", 79),
@@ -96,7 +96,7 @@ fn logs_of_several_nodes_are_one_story_and_two_policies_are_compared() {
     assert_eq!(decisions[0]["cordon"], true);
     assert_eq!(decisions[0]["at"], "2026-07-01T12:00:05Z");
 
-    // Nodes with their labels: one is opted out, the other is not in the list.
+    // Nodes with their labels: one is opted out, and the other is missing in the list.
     let nodes = path("nodes.json");
     fs::write(&nodes, r#"{"items":[{"metadata":{"name":"gpu-1","labels":{"k8saas.nvidia.com/ManagedByNVSentinel":"false"}}}]}"#).unwrap();
     let (code, out, _) = gpuwarden(&["replay", &one, &two, "--nodes", &nodes], "");
@@ -147,7 +147,7 @@ fn the_brake_holds_and_is_compared() {
     assert!(decisions[6]["hold"].as_str().unwrap().contains("6 (20%)"));
     assert_eq!(decisions.len(), 30);
 
-    // How many nodes 20 % are is not known without the list: that is said, once.
+    // Without the list, 20 % is an unknown number of nodes. That is reported once.
     let (_, out, _) = replay(&[]);
     assert!(out.contains("nodes taken out   30"), "{out}");
     assert_eq!(
@@ -161,7 +161,7 @@ fn the_brake_holds_and_is_compared() {
         "{err}"
     );
 
-    // Policies that differ in nothing else, with and without events.
+    // Policies with a single difference, with and without events.
     let max = |max: u32| {
         let file = path(&format!("{max}.toml"));
         let text = format!(
@@ -219,7 +219,7 @@ async fn what_events_writes_is_what_replay_reads() -> anyhow::Result<()> {
             "{out}"
         );
         assert!(out.contains("3 events of 1 node"), "{out}");
-        // Twice the same file counts once; what cannot be read is named, and the rest is read.
+        // A file given twice counts once. Unreadable files are named, and the others are read.
         let (code, out, err) = gpuwarden(&["replay", "-"], &format!("{events}\n{broken}\n{{\n"));
         assert_eq!(code, Some(2), "{err}");
         assert!(out.contains("2 were there twice"), "{out}");
@@ -239,7 +239,7 @@ async fn what_events_writes_is_what_replay_reads() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn a_store_of_any_size_is_exported_as_a_whole() -> anyhow::Result<()> {
-    // More than one answer of the API has.
+    // More events than one response of the API holds.
     const EVENTS: usize = 10_100;
     let product = Launch::new()?.node_name("n1").start().await?;
     for first in (0..EVENTS).step_by(500) {
@@ -316,7 +316,7 @@ fn a_reader_that_has_gone_does_not_change_what_was_found() {
         (&["policy", "diff", "preset:default", "preset:gke", &bad], 1),
         (&["policy", "diff", "preset:gke", "preset:gke"], 0),
     ] {
-        // A pipe of which the other end is closed before anything is written.
+        // A pipe whose reader is closed before the first write.
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let status = std::process::Command::new(testkit::binary().unwrap())
@@ -365,7 +365,7 @@ fn what_cannot_be_replayed_is_said() {
     }
     let journal = "{\"__CURSOR\":\"s=1\",\"__REALTIME_TIMESTAMP\":\"1795208400000000\",\
                    \"MESSAGE\":\"NVRM: Xid (PCI:0000:b3:00): 79, x\",\"_HOSTNAME\":\"n1\"}\n";
-    // A fault is found in it all the same.
+    // The journal's fault is found nevertheless.
     let (code, out, err) = gpuwarden(&["decode", "-"], journal);
     assert_eq!(code, Some(1), "{err}");
     assert!(out.contains("FATAL XID 79 on 0000:b3:00"), "{out}");

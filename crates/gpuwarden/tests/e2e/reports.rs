@@ -1,5 +1,5 @@
-//! What pods say to the controller by way of the webhook: checks of pods that may mount nothing of their host,
-//! and gangs that do not reach one of them.
+//! Reports of pods to the controller through the webhook: checks in pods that may not mount host
+//! directories, and gangs with an unreachable member.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
@@ -70,8 +70,8 @@ async fn what_pods_say_comes_to_the_controller_by_the_webhook() -> anyhow::Resul
     webhook.end().await
 }
 
-/// A pod under the strictest level of Pod Security is taken with its checks, whose word takes its node out and
-/// brings it back.
+/// A pod under the strictest level of Pod Security is admitted with its checks, whose reports
+/// quarantine its node and return it.
 async fn a_check_that_may_mount_nothing_reports(
     plane: &ControlPlane,
     scene: &Scene,
@@ -103,7 +103,7 @@ async fn a_check_that_may_mount_nothing_reports(
     let (cuda, nccl) = (library(fakes::CUDA_LIBRARY), library(fakes::NCCL_LIBRARY));
     let nvml = library(fakes::LIBRARY);
     let more = [
-        // What a check says of its node counts for nothing.
+        // The node name in a check's report is ignored.
         ("NODE_NAME", "another"),
         ("GPUWARDEN_CUDA_LIBRARY", &*cuda),
         ("GPUWARDEN_NCCL_LIBRARY", &*nccl),
@@ -120,7 +120,7 @@ async fn a_check_that_may_mount_nothing_reports(
     let events = scene.product.client(["events", "-o", "json"]).await?;
     let events = events.expect(0)?.to_owned();
     assert!(events.contains("NCCL_BW_DEGRADED"), "{events}");
-    // It weighs as a user of the machine, however the controller trusts the webhook.
+    // The report has the rank of a local user's, although the controller trusts the webhook.
     assert!(
         events.contains(&format!("pod {namespace}/slow")),
         "{events}"
@@ -134,7 +134,7 @@ async fn a_check_that_may_mount_nothing_reports(
     scene.restored().await
 }
 
-/// Notes how a check has ended, with its message, as a kubelet does.
+/// Records the end of a check with its message, as a kubelet does.
 async fn ended(client: &Client, namespace: &str, pod: &str, message: &str) -> anyhow::Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let at = jiff::Timestamp::now().round(jiff::Unit::Second)?;
@@ -152,7 +152,7 @@ async fn ended(client: &Client, namespace: &str, pod: &str, message: &str) -> an
     Ok(())
 }
 
-/// Two of three say that they do not reach the third, of which nothing is heard.
+/// Two of three members report that they cannot reach the third, which sends no report.
 async fn a_member_that_most_do_not_reach_is_reported(
     plane: &ControlPlane,
     scene: &Scene,
@@ -167,7 +167,7 @@ async fn a_member_that_most_do_not_reach_is_reported(
         create(&client, &namespace, &member).await?;
         give_address(&client, &namespace, &name, &format!("127.78.0.{number}")).await?;
     }
-    // The time of the API server is in whole seconds.
+    // The API server's times are in whole seconds.
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     for name in ["m-1", "m-2"] {
         let message = "NCCL_GANG_TIMEOUT: m-3 is missing; not reached from here: m-3";
@@ -193,7 +193,7 @@ async fn a_member_that_most_do_not_reach_is_reported(
     .await
 }
 
-/// Returns the object in `value` whose message has `text`.
+/// Returns the object in `value` whose message contains `text`.
 fn saying<'a>(value: &'a Value, text: &str) -> Option<&'a Value> {
     let says = value["message"]
         .as_str()

@@ -1,5 +1,6 @@
-//! Requests that are carried out on a real control plane: GPUs are reset after a fault, and a node is handed
-//! over and taken back. Each test has a control plane of its own, for a janitor looks at all requests.
+//! Requests on a real control plane: GPUs are reset after a fault, and a node is handed over and
+//! taken back. Each test has a private control plane, because a janitor handles all requests of
+//! its cluster.
 
 use contract::{HealthEvent, RecommendedAction};
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -167,7 +168,7 @@ impl Requests {
         self.plane.kubectl(now).await.map(drop)
     }
 
-    /// Waits until an object is like this.
+    /// Waits until an object meets a predicate.
     async fn is(
         &self,
         what: &str,
@@ -188,7 +189,7 @@ impl Requests {
     }
 }
 
-/// Whether a custom resource has this condition.
+/// Returns true if a custom resource has this condition.
 pub(crate) fn has(object: &Value, kind: &str, status: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
     let is = |one: &Value| one["type"] == kind && one["status"] == status;
@@ -205,7 +206,7 @@ async fn gpus_are_reset_and_services_and_the_node_are_as_they_were() -> anyhow::
     let name = format!("[  100.000000] NVRM: GPU at PCI:0000:b3:00: {UUID}\n");
     let fault = name + &xid(48, "DBE (double bit error) ECC Error");
     requests.scene.product.append_kernel_log(&fault)?;
-    // The service is stopped, and what it was stands on the node.
+    // The service is stopped, and its previous state is recorded on the node.
     let node = requests.label_is(DCGM, "false").await?;
     let stopped = node["metadata"]["annotations"]["gpuwarden.dev/gpu-reset"].to_string();
     assert!(
@@ -217,7 +218,7 @@ async fn gpus_are_reset_and_services_and_the_node_are_as_they_were() -> anyhow::
     let made = resets.list(&ListParams::default()).await?.items;
     let made = made[0].metadata.name.clone().unwrap();
     assert!(made.starts_with(&name), "{made}");
-    // Whoever comes after a kill goes on.
+    // A new process continues after a kill.
     requests.scene.product.restart().await?;
     requests.dcgm(false).await?;
     let job = ["get", "jobs", "-n", "gpuwarden", "-o", "json"];
@@ -243,7 +244,8 @@ async fn gpus_are_reset_and_services_and_the_node_are_as_they_were() -> anyhow::
     assert_eq!(pod["containers"][0]["env"][0], env);
     assert_eq!(pod["nodeName"], requests.scene.node.as_str());
     assert_eq!(job["metadata"]["ownerReferences"][0]["name"], made.as_str());
-    // kwok plays the kubelet, which runs the pod of the Job to its end; then the services come back.
+    // kwok plays the kubelet, which runs the pod of the Job to its end. Then the services are
+    // restored.
     requests.label_is(DCGM, "true").await?;
     requests.dcgm(true).await?;
     let done = |object: &Value| {
@@ -256,7 +258,7 @@ async fn gpus_are_reset_and_services_and_the_node_are_as_they_were() -> anyhow::
         "{reset}"
     );
     requests.label_is(STATE, "remediation-succeeded").await?;
-    // What the Job writes gives the node back.
+    // The kernel log line of the Job returns the node to service.
     let line = format!("[  200.000000] GPU reset executed: {UUID}, success: true\n");
     requests.scene.product.append_kernel_log(&line)?;
     requests.scene.restored().await?;
@@ -279,7 +281,7 @@ async fn a_reset_that_is_deleted_half_way_puts_everything_back() -> anyhow::Resu
         json!({"apiVersion": "janitor.dgxc.nvidia.com/v1alpha1", "kind": "GPUReset",
                "metadata": {"name": name}, "spec": spec})
     };
-    // What is wrong is refused when it is made.
+    // Invalid requests are refused on creation.
     let node = requests.scene.node.clone();
     for spec in [
         json!({}),
@@ -298,7 +300,8 @@ async fn a_reset_that_is_deleted_half_way_puts_everything_back() -> anyhow::Resu
     let reset = serde_json::from_value(ask("half", json!({"nodeName": node})))?;
     resets.create(&PostParams::default(), &reset).await?;
     requests.label_is(DCGM, "false").await?;
-    // Deleted while nobody looks: its finalizer keeps it until the services are put back.
+    // Deleted while the product is down: the finalizer keeps the request until the services are
+    // restored.
     requests.scene.product.kill9()?;
     resets.delete("half", &DeleteParams::default()).await?;
     assert!(resets.get_opt("half").await?.is_some());
@@ -307,7 +310,7 @@ async fn a_reset_that_is_deleted_half_way_puts_everything_back() -> anyhow::Resu
     requests
         .is("its end", &resets, "half", Value::is_null)
         .await?;
-    // Taken away with its finalizer: the node still says what is to be put back.
+    // Removed with its finalizer: the node still records the services to restore.
     let reset = serde_json::from_value(ask("gone", json!({"nodeName": node})))?;
     resets.create(&PostParams::default(), &reset).await?;
     requests.label_is(DCGM, "false").await?;
@@ -321,7 +324,7 @@ async fn a_reset_that_is_deleted_half_way_puts_everything_back() -> anyhow::Resu
     requests.scene.restored().await
 }
 
-/// The status of a hand-over as an external system writes it.
+/// Returns the status of a hand-over as an external system writes it.
 fn external(status: &str) -> Value {
     json!({"status": {"conditions": [
         {"type": "NVSentinelOwnershipReleased", "status": "True", "reason": "ReleaseTaintApplied",
@@ -355,7 +358,7 @@ async fn a_fault_hands_its_node_over_to_the_vendor_and_it_comes_back() -> anyhow
     };
     let spec = &made[0].data["spec"]["healthEvent"];
     assert_eq!(spec["recommendedAction"], "REPLACE_VM");
-    // What the vendor puts aside has not failed, and whoever comes after us waits on.
+    // A request that the vendor postpones has not failed, and the successor keeps waiting.
     let how = PatchParams::default();
     let parked = Patch::Merge(external("False"));
     hand_overs.patch_status(name, &how, &parked).await?;
@@ -404,13 +407,13 @@ async fn a_node_is_handed_over_left_alone_and_taken_back() -> anyhow::Result<()>
     requests
         .is("the hand-over", &requests_of, "x1", released)
         .await?;
-    // Another node is not for it: its name stays.
+    // The node name of a request is immutable.
     let other = Patch::Merge(json!({"spec": {"healthEvent": {"nodeName": "other"}}}));
     let changed = requests_of
         .patch("x1", &PatchParams::default(), &other)
         .await;
     assert!(changed.is_err());
-    // A fault meanwhile takes it out once it is back.
+    // A fault during the hand-over quarantines the node once it is back.
     send_to(&requests.scene.product, vec![event(&node, "0")]).await?;
     requests.scene.told("rules", "handed over").await?;
     let how = PatchParams::default();
@@ -480,7 +483,7 @@ fn the_program_of_the_job_resets_what_it_is_told_and_says_so() -> anyhow::Result
         told[..length],
         *format!("<27>nvsentinel-gpu-reset: {line}").as_bytes()
     );
-    // One that is not here, a name that is none, and none.
+    // The UUID of an absent GPU, an invalid UUID, and none.
     let other = "GPU-fa4e0000-0000-4000-8000-000000000009";
     let (code, said, _) = reset(&["--gpu", other]);
     assert!(

@@ -1,13 +1,13 @@
-//! Two products that run for one node name, each with a store of its own: an old process that
-//! was left behind, or a service beside a pod.
+//! Two products for one node name, each with a store: a process left behind, or a service beside
+//! a pod.
 
 use serde_json::Value;
 use testkit::{ControlPlane, Launch, NodeBuilder, Product, Version};
 
 use crate::support::{SOON, Scene, event, recovery, send_to};
 
-/// Most patches that the two may make of the node in the whole test: each takes it out and
-/// gives it back once, and a try may have to be made again.
+/// Largest number of patches of the node by both in the whole test: each quarantines and returns
+/// it once, and may have to retry.
 const MOST_PATCHES: usize = 10;
 
 #[tokio::test]
@@ -17,7 +17,7 @@ async fn two_that_run_for_one_node_leave_each_others_session_alone() -> anyhow::
     };
     let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
     let rival = rival(&plane, &scene).await?;
-    // Its store is there before the first session is.
+    // The rival's store is created before the first session.
     rival
         .wait_for("the second to be ready", SOON, || async {
             let output = rival.client(["status", "-o", "json"]).await;
@@ -42,7 +42,8 @@ async fn two_that_run_for_one_node_leave_each_others_session_alone() -> anyhow::
         "{out}"
     );
 
-    // The first gives the node back; then the second takes it out, and the first leaves it.
+    // The first product returns the node. Then the second one quarantines it, and the first one
+    // does not interfere.
     send_to(&scene.product, well("0")).await?;
     notes(
         &scene.product,
@@ -76,8 +77,8 @@ async fn two_that_run_for_one_node_leave_each_others_session_alone() -> anyhow::
     Ok(())
 }
 
-/// A store that is made later takes the session over, as after a lost data directory. It does so
-/// once: the first, which lives, does not take it back.
+/// A store that is created later takes the session over, as after the loss of a data directory.
+/// It does so once: the first product, which still runs, does not take it back.
 #[tokio::test]
 async fn one_that_comes_later_takes_the_session_over_once() -> anyhow::Result<()> {
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
@@ -90,7 +91,8 @@ async fn one_that_comes_later_takes_the_session_over_once() -> anyhow::Result<()
     let rival = rival(&plane, &scene).await?;
     let another = "session on our node by another store";
     notes(&scene.product, node, another).await?;
-    // Its word counts; then the first, whose fault is open still, takes the node out again.
+    // The rival's recovery counts. Then the first product, whose fault is still open,
+    // quarantines the node again.
     send_to(&rival, vec![recovery(node, "0")]).await?;
     notes(&rival, node, another).await?;
     scene.cordoned().await?;
@@ -108,7 +110,7 @@ async fn rival(plane: &ControlPlane, scene: &Scene) -> anyhow::Result<Product> {
     launch.start().await
 }
 
-/// Waits until the node's notes in the status have this text.
+/// Waits until the node's notes in the status contain this text.
 async fn notes(product: &Product, node: &str, text: &str) -> anyhow::Result<()> {
     product
         .wait_for(text, SOON, || async {
@@ -127,7 +129,7 @@ async fn notes(product: &Product, node: &str, text: &str) -> anyhow::Result<()> 
         .await
 }
 
-/// Returns the number of patches of the node that the product has made or tried.
+/// Returns the number of patches of the node that the product has tried.
 async fn patches(product: &Product, node: &str) -> anyhow::Result<usize> {
     let output = product.client(["explain", node, "-o", "json"]).await?;
     let story: Value = serde_json::from_str(&output.stdout)?;

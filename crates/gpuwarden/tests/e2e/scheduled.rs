@@ -1,4 +1,5 @@
-//! Pods that fit on their node to the last GPU: with their checks they fit still, says the real scheduler.
+//! Pods that use all GPUs of a node still fit with their checks, according to the real
+//! scheduler.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
@@ -12,7 +13,7 @@ use crate::webhook::{
     ALLREDUCE, DIAG, LOOPBACK, NAMESPACE, Webhook, claims, create, names, opted_in, pod, registered,
 };
 
-/// Waits until the scheduler has found a place for a pod, and takes the pod away again.
+/// Waits until the scheduler has placed a pod, and deletes the pod.
 async fn finds_a_place(client: &Client, namespace: &str, name: &str) -> anyhow::Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     wait_for("a place for the pod", SOON, || async {
@@ -35,7 +36,7 @@ async fn finds_a_place(client: &Client, namespace: &str, name: &str) -> anyhow::
     .await
 }
 
-/// Offers eight devices on a node by a driver, for claims.
+/// Publishes eight devices of a driver on a node, for claims.
 async fn offer_devices(plane: &ControlPlane, node: &str) -> anyhow::Result<()> {
     let devices: Vec<Value> = (0..8)
         .map(|gpu| json!({"name": format!("gpu-{gpu}")}))
@@ -66,7 +67,7 @@ async fn a_pod_that_fitted_on_its_node_fits_with_its_checks() -> anyhow::Result<
 
 #[tokio::test]
 async fn a_pod_of_1_35_that_fitted_on_its_node_fits_with_its_checks() -> anyhow::Result<()> {
-    // There a class that stands for a resource has to be asked for.
+    // In that version, classes that map to a resource are behind a feature gate.
     let gate = "--feature-gates=DRAExtendedResource=true";
     let options = Options::default()
         .arg(Program::ApiServer, gate)
@@ -89,7 +90,7 @@ async fn fits(version: Version, options: Options) -> anyhow::Result<()> {
     balancer.send_to(&[webhook.address]);
     registered(&plane).await?;
     let (client, namespace) = (plane.client().await?, opted_in(&plane).await?);
-    // It has eight GPUs, and as many devices for claims.
+    // A node with eight GPUs, and as many devices for claims.
     let node_name = unique("full");
     node(&node_name).create(&client).await?;
     offer_devices(&plane, &node_name).await?;
@@ -101,12 +102,12 @@ async fn fits(version: Version, options: Options) -> anyhow::Result<()> {
     let mut halves = pod("halves", json!({"nvidia.com/gpu": "4"}));
     let containers = halves["spec"]["containers"].as_array_mut();
     containers.unwrap().push(container("other", &gpus("4")));
-    // One of them is a sidecar's, which runs while the checks do.
+    // One GPU is a sidecar's, which runs at the same time as the checks.
     let mut beside = pod("beside", json!({"nvidia.com/gpu": "7"}));
     let mut sidecar = container("sidecar", &gpus("1"));
     sidecar["restartPolicy"] = "Always".into();
     beside["spec"]["initContainers"] = json!([sidecar]);
-    // All processors, which a bound of the whole pod shares out.
+    // All CPUs, shared through a limit of the whole pod.
     let mut bounded = pod("bounded", json!({"nvidia.com/gpu": "8"}));
     bounded["spec"]["resources"] =
         json!({"requests": {"cpu": "120", "memory": "64Gi"}, "limits": {"cpu": "120"}});
@@ -114,7 +115,7 @@ async fn fits(version: Version, options: Options) -> anyhow::Result<()> {
     let mut busy = pod("busy", processors["limits"].clone());
     let containers = busy["spec"]["containers"].as_array_mut();
     containers.unwrap().push(container("other", &processors));
-    // By a claim of all that template `gpus` says, and by what stands for the class.
+    // With a claim from the template `gpus`, and with the resource that maps to the class.
     let mut claimed = pod("claimed", json!({}));
     claimed["spec"]["resourceClaims"] = json!([{"name": "g", "resourceClaimTemplateName": "gpus"}]);
     claimed["spec"]["containers"][0]["resources"] = json!({"claims": [{"name": "g"}]});
@@ -143,7 +144,8 @@ async fn fits(version: Version, options: Options) -> anyhow::Result<()> {
     webhook.end().await
 }
 
-/// A claim that belongs to the pod's `PodGroup`: the pod names it as its own, and its checks share it.
+/// Checks a claim of the pod's `PodGroup`, which the pod lists as its own and shares with its
+/// checks.
 async fn a_claim_of_the_group(
     plane: &ControlPlane,
     namespace: &str,

@@ -1,5 +1,5 @@
-//! Which stages a node gets, and by whom: a veto, a taint beside the cordon, and a drain by a custom
-//! resource. The test plays who carries that out.
+//! Stages of a node's quarantine: a veto, a taint with the cordon, and a drain by a custom
+//! resource. The test plays the controller of that resource.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -12,7 +12,7 @@ use crate::support::{SOON, Scene, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
 
-/// A template as that of NVSentinel's plugin for Slurm is written.
+/// A template in the form of NVSentinel's plugin for Slurm.
 const TEMPLATE: &str = "\
 apiVersion: {{ .ApiGroup }}/{{ .Version }}
 kind: {{ .Kind }}
@@ -54,13 +54,13 @@ fn fault(scene: &Scene) -> anyhow::Result<()> {
     scene.product.append_kernel_log(&line)
 }
 
-/// Has a person say that the faults of the node are mended.
+/// Reports the recovery of the node's faults, as a person would.
 pub(crate) async fn recovered(scene: &Scene) -> anyhow::Result<()> {
     let recovered = scene.product.client(["inject", "recovery"]).await?;
     recovered.expect(0).map(drop)
 }
 
-/// A policy by which nothing is drained.
+/// A policy that drains no node.
 const ROUTES: &str = r#"
 [[rule-sets]]
 name = "all"
@@ -106,7 +106,7 @@ async fn a_veto_holds_a_drain_back_until_it_is_taken_back() -> anyhow::Result<()
     awaits(&scene, "the end of the veto of").await?;
     state(&scene, "quarantined").await?;
     scene.told("session", "looking at the link").await?;
-    // A plan knows the events of the node, and by a policy the route that they take.
+    // The plan lists the events of the node and, with a policy, the route that each takes.
     let routes = tempfile::NamedTempFile::new()?;
     std::fs::write(routes.path(), ROUTES)?;
     let policy = routes.path().display().to_string();
@@ -146,7 +146,8 @@ async fn a_pause_of_repairs_holds_back_what_has_not_begun_until_it_is_resumed() 
     let kubeconfig = plane.kubeconfig().display().to_string();
     let cluster = ["--kubeconfig", &kubeconfig];
     let place = ["--namespace", &namespace];
-    // A veto of the node's own holds it until the pause is there, which holds new quarantines back, too.
+    // A veto of the node holds it until the pause begins, which holds new quarantines back as
+    // well.
     let veto = ["veto", &scene.node, "--reason", "first"];
     let said = scene.product.command([&veto[..], &cluster].concat());
     said.await?.expect(0)?;
@@ -202,7 +203,7 @@ async fn a_taint_stands_beside_the_cordon_for_who_looks_at_taints_only() -> anyh
     let arrange = |launch: Launch| launch.arg("--drain").option("--policy", &policy);
     let scene = Scene::new(&plane, |node| node, arrange).await?;
     fault(&scene)?;
-    // Both at once, and for as long as the node is out.
+    // Cordon and taint are set together, and last as long as the quarantine.
     let node = scene.cordoned().await?;
     let ours = |node: &Value| {
         let taints = node["spec"]["taints"].as_array().cloned();
@@ -217,7 +218,7 @@ async fn a_taint_stands_beside_the_cordon_for_who_looks_at_taints_only() -> anyh
     scene.restored().await
 }
 
-/// Installs the kind that is made, where it is not there.
+/// Installs the kind of the custom resource, if it is missing.
 async fn install(client: &kube::Client) -> anyhow::Result<()> {
     let any = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
     let crd = json!({
@@ -304,7 +305,7 @@ async fn a_custom_resource_drains_a_node_through_kills_and_goes_with_its_session
     requests
         .patch_status(&name, &PatchParams::default(), &status)
         .await?;
-    // It is believed: whose pods they are says when they have left.
+    // The resource's controller decides when its pods have left.
     state(&scene, "drain-succeeded").await?;
     assert!(requests.get_opt(&name).await?.is_some());
     recovered(&scene).await?;

@@ -1,9 +1,9 @@
-//! The story of a node from its fault until it is back in service, all of it: out of service, drained,
-//! rebooted by our janitor, validated, given back. Its neighbours tell the same with kills
-//! (`story_killed.rs`) and with what fails on the way (`story_failing.rs`).
+//! The whole story of a node, from its fault to its return: quarantined, drained, rebooted by
+//! our janitor, validated, returned. Variants of it have kills (`story_killed.rs`) and failures
+//! on the way (`story_failing.rs`).
 //!
-//! The control plane, the Job controller and the janitor are real ones; kwok plays the kubelet of the pods,
-//! and the test that of the machine, with its provider.
+//! The control plane, the Job controller and the janitor are real. kwok plays the kubelet of the
+//! pods, and the test plays the machine's, with its provider.
 
 use std::sync::Arc;
 
@@ -24,15 +24,15 @@ use crate::requests::has;
 use crate::stages::recovered;
 use crate::support::{SOON, install_crds, object};
 
-/// Time for which pods of the mode `DeleteAfterTimeout` are waited for: longer than a test takes, so that it
-/// passes when the test says so.
+/// Timeout of pods in the mode `DeleteAfterTimeout`: longer than a test, which ends it
+/// explicitly.
 pub(crate) const LATE: &str = "deleteAfterTimeoutMinutes = 10\n";
 const DELETE_AFTER: SignedDuration = SignedDuration::from_mins(10);
-/// The longest time from then on until the last resort: the longest grace, and the time for the kubelet to
-/// say that a pod has ended.
+/// Longest time from that timeout to the deletion: the longest grace period, and the time for
+/// the kubelet to report the pod's end.
 const LAST_RESORT: SignedDuration = SignedDuration::from_mins(2);
 
-/// A node with a product that does all, and the provider of its machine.
+/// A node with a product that runs all stages, and the provider of its machine.
 pub(crate) struct Story {
     pub(crate) drain: Drain,
     pub(crate) provider: Arc<Played>,
@@ -43,7 +43,8 @@ pub(crate) struct Story {
 }
 
 impl Story {
-    /// A story with these keys for its drain, and this configuration of its repairs; without pods.
+    /// Creates a story with these keys for its drain, and this remediation configuration;
+    /// without pods.
     pub(crate) async fn new(
         plane: &ControlPlane,
         drain: &str,
@@ -76,12 +77,12 @@ impl Story {
         Ok(story)
     }
 
-    /// Has the machine boot.
+    /// Sets the boot id of the machine.
     pub(crate) async fn boots(&self, id: &str) -> anyhow::Result<()> {
         boots(&self.drain.scene.nodes, &self.drain.scene.node, id).await
     }
 
-    /// Has the containers of the pod `a` end by themselves, as its kubelet says.
+    /// Completes the containers of the pod `a`, as its kubelet would report.
     pub(crate) async fn ends(&self, namespace: &str) -> anyhow::Result<()> {
         let ended = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
         let pods = self.drain.pods(namespace);
@@ -103,17 +104,17 @@ impl Story {
         product.wait_for("a pod that has left", SOON, gone).await
     }
 
-    /// Has the time pass for which pods of the mode `DeleteAfterTimeout` are waited for.
+    /// Lets the timeout of the mode `DeleteAfterTimeout` pass.
     pub(crate) async fn is_late(&self) -> anyhow::Result<()> {
         self.begun_earlier(DELETE_AFTER).await
     }
 
-    /// Has the time pass after which they are deleted, whatever protects them.
+    /// Lets the time pass after which protected pods are deleted as well.
     pub(crate) async fn is_too_late(&self) -> anyhow::Result<()> {
         self.begun_earlier(LAST_RESORT).await
     }
 
-    /// Writes that the drain began so much earlier than it says: so much time has passed then.
+    /// Moves the recorded start of the drain into the past, as if the time had elapsed.
     async fn begun_earlier(&self, by: SignedDuration) -> anyhow::Result<()> {
         let (nodes, name) = (&self.drain.scene.nodes, &self.drain.scene.node);
         let written = || async {
@@ -129,7 +130,7 @@ impl Story {
             };
             let since: Timestamp = since;
             session["drain"]["since"] = json!(since - by);
-            // The product writes there, too.
+            // The product writes to the same annotations.
             let patch = Patch::Merge(json!({"metadata": {
                 "resourceVersion": node["metadata"]["resourceVersion"],
                 "annotations": {keys::SESSION: session.to_string()},
@@ -140,12 +141,12 @@ impl Story {
         testkit::wait_for("a drain that began earlier", SOON, written).await
     }
 
-    /// The reboots of the node that were asked for, the oldest first.
+    /// Returns the requested reboots of the node, oldest first.
     pub(crate) async fn made(&self) -> anyhow::Result<Vec<Value>> {
         of_node(&self.reboots, &self.drain.scene.node).await
     }
 
-    /// Waits until so many reboots were asked for, and the last `is` so; returns it.
+    /// Waits until `count` reboots are requested and the last meets `is`. Returns that one.
     pub(crate) async fn reboot(
         &self,
         what: &str,
@@ -163,7 +164,7 @@ impl Story {
         product.wait_for(what, SOON, looked).await
     }
 
-    /// Waits until the provider has been sent so many signals.
+    /// Waits until the provider has received `count` signals.
     pub(crate) async fn signalled(&self, count: usize) -> anyhow::Result<()> {
         let sent = || async {
             let signals = self.provider.signals();
@@ -177,12 +178,12 @@ impl Story {
         product.wait_for("the signal", SOON, sent).await
     }
 
-    /// The Jobs that validate the node.
+    /// Returns the Jobs that validate the node.
     pub(crate) async fn validations(&self) -> anyhow::Result<Vec<Job>> {
         validations(&self.jobs, &self.drain.scene.node).await
     }
 
-    /// Waits until the page of the node tells all of these, in this order; returns it.
+    /// Waits until the page of the node contains these texts in this order. Returns the page.
     pub(crate) async fn page(&self, told: &[&str]) -> anyhow::Result<String> {
         let (product, node) = (&self.drain.scene.product, &self.drain.scene.node);
         let tells = || async {
@@ -214,7 +215,7 @@ async fn a_fault_ends_in_a_node_as_it_was_before_and_one_page_tells_it_all() -> 
     drain.fault()?;
     drain.state("draining").await?;
     drain.scene.cordoned().await?;
-    // Immediate: evicted. AllowCompletion: waited for until it ends by itself.
+    // Immediate: evicted. AllowCompletion: kept until it ends by itself.
     story.left(&now, "a").await?;
     drain
         .awaits(&format!(
@@ -223,7 +224,7 @@ async fn a_fault_ends_in_a_node_as_it_was_before_and_one_page_tells_it_all() -> 
         .await?;
     assert!(drain.is_there(&late).await? && drain.is_there(&jobs).await?);
     story.ends(&jobs).await?;
-    // DeleteAfterTimeout: waited for, then evicted, which its budget refuses, and at last deleted.
+    // DeleteAfterTimeout: kept, then evicted, which its budget refuses, and finally deleted.
     drain
         .awaits(&format!("a pod to leave: {late}/a is waited for until 2"))
         .await?;
@@ -234,7 +235,7 @@ async fn a_fault_ends_in_a_node_as_it_was_before_and_one_page_tells_it_all() -> 
     assert!(story.made().await?.is_empty(), "its pods leave first");
     story.is_too_late().await?;
     story.left(&late, "a").await?;
-    // The janitor's signal, and the boot that follows.
+    // The janitor's signal, and the boot after it.
     story.signalled(1).await?;
     let under_way = |object: &Value| has(object, "SignalSent", "True");
     let reboot = story.reboot("the signal's answer", 1, under_way).await?;
@@ -245,7 +246,7 @@ async fn a_fault_ends_in_a_node_as_it_was_before_and_one_page_tells_it_all() -> 
     story.reboot("the end of the reboot", 1, done).await?;
     drain.state("remediation-succeeded").await?;
     drain.scene.cordoned().await?;
-    // Once its monitor says that the fault is gone, the node has to pass its validation.
+    // Once its monitor reports the recovery, the node has to pass its validation.
     recovered(&drain.scene).await?;
     drain.scene.restored().await?;
     drain.condition("Drained", "False").await?;
@@ -286,7 +287,7 @@ async fn a_fault_ends_in_a_node_as_it_was_before_and_one_page_tells_it_all() -> 
             "awaited   nothing: no fault is open",
         ])
         .await?;
-    // It is told once, however often it was looked at.
+    // Each step is on the page once, however often it was evaluated.
     assert!(page.lines().count() < 100, "{page}");
     Ok(())
 }

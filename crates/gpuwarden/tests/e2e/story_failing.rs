@@ -1,5 +1,5 @@
-//! The story of `story.rs` where something goes wrong on its way: a provider that throttles and then refuses,
-//! a second fault while pods leave, and a GPU whose reset fails.
+//! The story of `story.rs` with failures: a provider that throttles and then refuses, a second
+//! fault during the drain, and a GPU whose reset fails.
 
 use jiff::SignedDuration;
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -15,7 +15,8 @@ use crate::stages::recovered;
 use crate::story::Story;
 use crate::support::{SOON, xid};
 
-/// A fault that asks for the reset of its GPU is mended by this kind, and what asks for more by a reboot.
+/// Returns a configuration that remediates with this kind if a reset of the GPU is enough, and
+/// with a reboot otherwise.
 fn resets_by(kind: &str) -> String {
     let action = |name: &str, kind: &str, condition: &str, group: &str, more: &str| {
         format!(
@@ -55,7 +56,7 @@ spec:
     reset + &reboot + template
 }
 
-/// Has a GPU report a fault that its reset mends.
+/// Reports a fault of a GPU whose remediation is a reset.
 fn memory_fault(story: &Story) -> anyhow::Result<()> {
     let name = format!("[  100.000000] NVRM: GPU at PCI:0000:b3:00: {UUID}\n");
     let lines = name + &xid(48, "DBE (double bit error) ECC Error");
@@ -74,18 +75,18 @@ async fn a_provider_that_throttles_is_asked_again_and_where_it_refuses_a_person_
     };
     let refuses = || Failure::new(Class::Permanent, "PERMISSION_DENIED", "not for you");
     let provider = Played::failing([busy(1), busy(5), refuses(), refuses()]);
-    // A gentler reboot first, and then another.
+    // First a gentle reboot, then a harder one.
     let story = Story::new(&plane, "", &resets_by("RebootNode"), provider).await?;
     let drain = &story.drain;
     memory_fault(&story)?;
-    // Refused for now: the same request again, and it is counted.
+    // A temporary refusal repeats the same request, and counts the attempts.
     let waits = |object: &Value| {
         let conditions = object["status"]["conditions"].to_string();
         has(object, "SignalSent", "Unknown") && conditions.contains("try 2 of 6: RATE_LIMITED")
     };
     story.reboot("the second try", 1, waits).await?;
     drain.state("remediating").await?;
-    // Refused for good: the next group, and after the last one a person.
+    // A final refusal leads to the next group and, after the last group, to a person.
     let refused = |object: &Value| {
         let conditions = object["status"]["conditions"].as_array();
         let ends = |one: &Value| one["reason"] == "PermanentFailure";
@@ -101,7 +102,7 @@ async fn a_provider_that_throttles_is_asked_again_and_where_it_refuses_a_person_
     );
     let uid = |one: &Value| one["metadata"]["uid"].as_str().unwrap().to_owned();
     let (first, second) = (uid(&made[0]), uid(&made[1]));
-    // One operation for all tries of one request, another for the next.
+    // All attempts of one request share an operation; the next request has another.
     let signals = [first.clone(), first.clone(), first, second];
     assert_eq!(story.provider.signals(), signals);
     drain
@@ -135,7 +136,7 @@ async fn a_provider_that_throttles_is_asked_again_and_where_it_refuses_a_person_
         refusals.is_some_and(|line| line.ends_with(" 2")),
         "{refusals:?}"
     );
-    // The node stays out until that person has done it.
+    // The node stays quarantined until a person has acted.
     drain.scene.cordoned().await?;
     recovered(&drain.scene).await?;
     drain.scene.restored().await
@@ -159,7 +160,7 @@ async fn a_second_fault_while_pods_leave_is_taken_in_and_the_graver_repair_is_ma
     let budgets = drain.protect(&now).await?;
     memory_fault(&story)?;
     drain.state("draining").await?;
-    // Only the pod of the faulty GPU leaves, and its budget keeps it.
+    // Only the pod of the faulty GPU leaves, and its budget blocks it.
     drain.awaits("a pod to leave: ").await?;
     drain.awaits("disruption budget").await?;
     let session = |node: &Value| {
@@ -169,7 +170,7 @@ async fn a_second_fault_while_pods_leave_is_taken_in_and_the_graver_repair_is_ma
     };
     let before = session(&drain.scene.cordoned().await?);
     assert!(drain.pods(&now).get_opt("b").await?.is_some());
-    // The machine has to boot: now all leave, in the same session.
+    // The machine needs a reboot: now all pods leave, in the same session.
     drain.fault()?;
     story.left(&now, "b").await?;
     drain.awaits("disruption budget").await?;
@@ -208,7 +209,7 @@ async fn where_the_reset_of_a_gpu_fails_all_pods_leave_and_the_machine_boots() -
     }
     let budgets = story.drain.protect(&now).await?;
     memory_fault(&story)?;
-    // The pod of the GPU leaves; the other one works on.
+    // The pod of the GPU leaves, and the other one continues.
     story.left(&now, "b").await?;
     let node = story.drain.scene.node.clone();
     let resets = resources(&story.drain.client, "GPUReset", "gpuresets");
@@ -224,7 +225,7 @@ async fn where_the_reset_of_a_gpu_fails_all_pods_leave_and_the_machine_boots() -
     assert_eq!(reset["spec"]["selector"]["uuids"], json!([UUID]));
     assert!(story.drain.is_there(&now).await?);
     story.drain.scene.product.restart().await?;
-    // Nobody here resets GPUs: the test says how that went.
+    // No controller resets GPUs here: the test sets the result.
     let failed = json!({"status": {"conditions": [
         condition("Complete", "False", "ResetFailed"),
         condition("AttemptComplete", "True", "PermanentFailure"),
@@ -234,7 +235,7 @@ async fn where_the_reset_of_a_gpu_fails_all_pods_leave_and_the_machine_boots() -
     resets
         .patch_status(name, &how, &Patch::Merge(failed))
         .await?;
-    // A reboot takes the other pod along, so that leaves first, as its budget wishes.
+    // A reboot would end the other pod, so it leaves first, in accordance with its budget.
     story.drain.awaits("disruption budget").await?;
     assert!(story.drain.is_there(&now).await? && story.made().await?.is_empty());
     story.drain.scene.product.restart().await?;

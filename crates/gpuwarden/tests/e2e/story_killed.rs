@@ -1,5 +1,6 @@
-//! The story of `story.rs` with a product that is killed at every step, and loses what it has stored in the
-//! drain, in the repair and in the validation: nothing is done twice, and nothing is left behind.
+//! The story of `story.rs` with a product that is killed at every step, and loses its store in
+//! the drain, in the remediation and in the validation: no action is repeated, and nothing is
+//! left behind.
 
 use std::time::Duration;
 
@@ -16,8 +17,8 @@ use crate::stages::recovered;
 use crate::story::{LATE, Story};
 use crate::support::{SOON, object, shape};
 
-/// Lives of a product that is killed in the midst of a step: from one that has read nothing to one that may
-/// have done all.
+/// Lifetimes of a product that is killed during a step: from one too short to read anything to
+/// one that may complete the step.
 const LIVES: [Duration; 7] = [
     Duration::ZERO,
     Duration::from_millis(20),
@@ -28,7 +29,7 @@ const LIVES: [Duration; 7] = [
     Duration::from_millis(800),
 ];
 
-/// A story with kills, over which is counted what is done to pods.
+/// A story with kills that counts the actions on pods.
 struct Killed {
     story: Story,
     evictions: u64,
@@ -36,7 +37,7 @@ struct Killed {
 }
 
 impl Killed {
-    /// Counts what this process of the product has done, before it is killed.
+    /// Counts the actions of this process of the product, before it is killed.
     async fn count(&mut self) -> anyhow::Result<()> {
         let scene = &self.story.drain.scene;
         let metrics = scene.product.get("/metrics").await?;
@@ -58,13 +59,13 @@ impl Killed {
         self.story.drain.scene.product.restart().await
     }
 
-    /// The same, and what it has stored is lost.
+    /// Kills the product, and starts it again without its store.
     async fn lose(&mut self) -> anyhow::Result<()> {
         self.count().await?;
         self.story.drain.scene.restart_without_store().await
     }
 
-    /// Has something keep the pod `a` from going that is to end, or lets it go.
+    /// Blocks the deletion of the pod `a`, or unblocks it.
     async fn keep(&self, namespace: &str, keep: bool) -> anyhow::Result<()> {
         let finalizers = if keep {
             json!(["example.com/volume"])
@@ -77,7 +78,7 @@ impl Killed {
         Ok(())
     }
 
-    /// The session of the node, as the node says.
+    /// Returns the session as recorded on the node.
     async fn session(&self) -> anyhow::Result<Value> {
         let scene = &self.story.drain.scene;
         let node = object(&scene.nodes, &scene.node).await?;
@@ -85,7 +86,7 @@ impl Killed {
         Ok(serde_json::from_str(text.unwrap_or("null"))?)
     }
 
-    /// Takes a veto of the next step back, or puts one on the node.
+    /// Sets or removes a veto of the next step.
     async fn veto(&self, more: &[&str]) -> anyhow::Result<()> {
         let drain = &self.story.drain;
         let kubeconfig = drain.kubeconfig.display().to_string();
@@ -95,8 +96,8 @@ impl Killed {
         Ok(())
     }
 
-    /// Kills the product again and again, each time a little older, until `reached` says so of the cluster, and
-    /// leaves it running then.
+    /// Kills the product again and again, each time a little later, until the cluster meets
+    /// `reached`. Leaves the product running.
     async fn until(
         &mut self,
         what: &str,
@@ -126,7 +127,7 @@ impl Killed {
         product.wait_for(what, SOON, looked).await
     }
 
-    /// The only Job that validates the node.
+    /// Returns the only Job that validates the node.
     async fn validation(&self) -> anyhow::Result<Job> {
         let mut jobs = self.story.validations().await?;
         assert_eq!(jobs.len(), 1, "{jobs:?}");
@@ -152,15 +153,15 @@ async fn killed_at_every_step_it_does_nothing_twice_and_leaves_nothing_behind() 
         deletions,
     };
     killed.keep(&now, true).await?;
-    // Not by the log, which is a file here: whoever has lost its place there reads it anew, as no log of a
-    // machine that has booted since.
+    // Not through the kernel log, which is a file here: after the loss of the position, the
+    // product would read it again. A real machine's log is new after a boot.
     let fault = ["inject", "xid", "79"];
     let product = &killed.story.drain.scene.product;
     product.client(fault).await?.expect(0)?;
-    // As it goes out.
+    // Killed during the cordon.
     killed.story.drain.scene.cordoned().await?;
     killed.kill().await?;
-    // While a pod ends, and others are waited for.
+    // Killed while one pod ends, and others are awaited.
     let ending = format!("{now}/a is ending");
     killed.story.drain.awaits(&ending).await?;
     let session = killed.session().await?;
@@ -175,7 +176,7 @@ async fn killed_at_every_step_it_does_nothing_twice_and_leaves_nothing_behind() 
     );
     killed.keep(&now, false).await?;
     killed.story.left(&now, "a").await?;
-    // While an eviction is refused.
+    // Killed while an eviction is refused.
     killed.story.is_late().await?;
     killed.story.drain.awaits("disruption budget").await?;
     killed.kill().await?;
@@ -186,7 +187,7 @@ async fn killed_at_every_step_it_does_nothing_twice_and_leaves_nothing_behind() 
     let last = format!("a pod to leave: {jobs}/a is waited for");
     killed.story.drain.awaits(&last).await?;
     killed.kill().await?;
-    // Between the end of the drain and the repair, which a veto holds back.
+    // Killed between the drain and the remediation, which a veto holds back.
     killed
         .veto(&["--reason", "between drain and repair"])
         .await?;
@@ -198,7 +199,7 @@ async fn killed_at_every_step_it_does_nothing_twice_and_leaves_nothing_behind() 
     killed.story.drain.state("drain-succeeded").await?;
     assert!(killed.story.made().await?.is_empty());
     killed.veto(&["--end"]).await?;
-    // It has sent the signal, and does not live to hear the answer.
+    // The product has sent the signal, and is killed before the response.
     killed.story.signalled(1).await?;
     let sending = |object: &Value| has(object, "SignalSent", "Unknown");
     let made = killed.story.reboot("the signal", 1, sending).await?;
@@ -209,7 +210,7 @@ async fn killed_at_every_step_it_does_nothing_twice_and_leaves_nothing_behind() 
     killed.lose().await?;
     killed.story.drain.awaits("the end of RebootNode").await?;
     killed.kill().await?;
-    // While the machine boots.
+    // Killed while the machine boots.
     killed.story.drain.scene.product.kill9()?;
     killed.story.boots("boot-2").await?;
     killed.story.drain.scene.product.restart().await?;
@@ -222,7 +223,7 @@ async fn killed_at_every_step_it_does_nothing_twice_and_leaves_nothing_behind() 
     let recovery = "the recovery of its faults";
     killed.story.drain.awaits(recovery).await?;
     recovered(&killed.story.drain.scene).await?;
-    // While the Job runs, which ends while nobody looks.
+    // Killed while the Job runs, which ends while the product is down.
     killed
         .story
         .drain
@@ -261,20 +262,20 @@ async fn killed_at_every_step_it_does_nothing_twice_and_leaves_nothing_behind() 
         }
     };
     testkit::wait_for("the end of the Job", SOON, ended).await?;
-    // While the node is given back: each process lives a little longer than the one before.
+    // Killed while the node is returned: each process lives a little longer than the one before.
     killed.until("the node as it was", is_restored).await?;
     killed.story.drain.scene.restored().await?;
     killed.story.drain.condition("Drained", "False").await?;
     let over = |session: &Value| session.is_null();
     killed.story.drain.scene.session("its end", over).await?;
-    // Nothing twice: one reboot, one signal, one Job, and each pod removed once.
+    // No action is repeated: one reboot, one signal, one Job, and each pod removed once.
     assert_eq!(killed.story.made().await?.len(), 1);
     assert_eq!(killed.story.provider.signals().len(), 1);
     assert_eq!(killed.validation().await?.metadata.uid, job.metadata.uid);
-    // What was done in the moment of a kill is not counted.
+    // Actions in the moment of a kill are not counted.
     let removed = (killed.evictions, killed.deletions);
     assert!(removed.0 <= 1 && removed.1 <= 1, "{removed:?}");
-    // Nothing is left behind, nor begun again by whoever comes later.
+    // Nothing is left behind, and a later process does not start again.
     killed.kill().await?;
     killed.story.drain.scene.ready().await?;
     let scene = &killed.story.drain.scene;
@@ -326,7 +327,7 @@ async fn however_old_it_is_when_it_is_killed_in_a_step_the_story_ends_the_same()
     let left = async |story: &Story| is_gone(story, &late).await;
     killed.until("its deletion", left).await?;
     assert!(killed.story.drain.is_there(&jobs).await?);
-    // From the last pod to the signal.
+    // Killed at times between the last pod and the signal.
     killed.story.ends(&jobs).await?;
     let signalled = async |story: &Story| Ok(!story.provider.signals().is_empty());
     killed.until("the signal", signalled).await?;
@@ -337,7 +338,7 @@ async fn however_old_it_is_when_it_is_killed_in_a_step_the_story_ends_the_same()
     killed.until("the node as it was", is_restored).await?;
     killed.story.drain.scene.restored().await?;
     assert_eq!(killed.story.made().await?.len(), 1);
-    // What a dead process has sent may come late, and is known by its operation.
+    // Requests of a killed process may arrive late, and are recognised by their operation.
     let mut signals = killed.story.provider.signals();
     signals.dedup();
     assert_eq!(signals.len(), 1);

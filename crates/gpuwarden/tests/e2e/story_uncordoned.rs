@@ -1,5 +1,6 @@
-//! The story of a node that something uncordons while it is repaired, as a program does that loads drivers:
-//! it is cordoned again, told, and comes back in the end as any other. A person's release ends it at any time.
+//! The story of a node that a program uncordons during its remediation, such as an installer of
+//! drivers: it is cordoned again, the uncordon is reported, and the node returns in the end. A
+//! person's release ends the remediation at any time.
 
 use contract::keys;
 use k8s_openapi::api::core::v1::Event;
@@ -14,7 +15,8 @@ use crate::stages::recovered;
 use crate::story::{LATE, Story};
 use crate::support::SOON;
 
-/// Has something uncordon the node; waits until it is cordoned again, and that is told so often with these words.
+/// Uncordons the node; waits until it is cordoned again, and reported `times` times with these
+/// words.
 async fn uncordoned(story: &Story, why: &str, times: usize) -> anyhow::Result<()> {
     let scene = &story.drain.scene;
     scene
@@ -34,13 +36,13 @@ async fn uncordoned(story: &Story, why: &str, times: usize) -> anyhow::Result<()
     };
     let product = &scene.product;
     product
-        .wait_for("a word about the uncordon", SOON, told)
+        .wait_for("the report of the uncordon", SOON, told)
         .await?;
     scene.cordoned().await?;
     Ok(())
 }
 
-/// Begins a repair; waits until the product knows that the signal was sent.
+/// Starts a remediation; waits until the product has recorded that the signal was sent.
 async fn signalled(plane: &ControlPlane) -> anyhow::Result<Story> {
     let story = Story::new(plane, LATE, &with_validation(false), Played::new()).await?;
     story.drain.fault()?;
@@ -48,7 +50,7 @@ async fn signalled(plane: &ControlPlane) -> anyhow::Result<Story> {
     story.signalled(1).await?;
     let under_way = |object: &Value| has(object, "SignalSent", "True");
     story.reboot("the signal's answer", 1, under_way).await?;
-    // An uncordon would not be what lets the node in: so the page does not name it.
+    // An uncordon would not return the node to service, so the page does not suggest it.
     let release = format!("`gpuwarden release {}", story.drain.scene.node);
     story.page(&[&release]).await?;
     Ok(story)
@@ -95,7 +97,7 @@ async fn what_uncordons_a_node_in_its_repair_is_undone_until_it_has_passed() -> 
     Ok(())
 }
 
-/// A person reboots a node that is only cordoned, or its machine does by itself.
+/// A person reboots a node that is only cordoned, or the machine reboots by itself.
 #[tokio::test]
 async fn what_uncordons_a_node_after_a_boot_is_undone_also_by_who_comes_next() -> anyhow::Result<()>
 {
@@ -108,7 +110,7 @@ async fn what_uncordons_a_node_after_a_boot_is_undone_also_by_who_comes_next() -
     story.drain.scene.patch(veto).await?;
     story.drain.fault()?;
     story.drain.scene.cordoned().await?;
-    // While nobody is there: only the node tells that it has booted.
+    // While the product is down: only the node records the boot.
     story.drain.scene.product.kill9()?;
     story.boots("boot-2").await?;
     story

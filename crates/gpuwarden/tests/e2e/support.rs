@@ -1,4 +1,4 @@
-//! A node in a cluster, the product that watches it, and what is asked about both.
+//! A node in a cluster, the product that watches it, and queries about both.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,10 +18,10 @@ use testkit::{ControlPlane, Launch, NodeBuilder, Product, binary, unique};
 use tokio::net::TcpSocket;
 use tonic::transport::Endpoint;
 
-/// Within this, anything that is to happen has happened, also on a very busy machine.
+/// Time for any expected event, also on a very busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 
-/// A node, and the product that speaks for it.
+/// A node, and the product that is responsible for it.
 pub(crate) struct Scene {
     pub(crate) node: String,
     pub(crate) nodes: Api<Node>,
@@ -30,7 +30,7 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// A node made as `describe` says, and a product with `--quarantine` for it.
+    /// Creates a node described by `describe`, and starts a product with `--quarantine` for it.
     pub(crate) async fn new(
         plane: &ControlPlane,
         describe: impl FnOnce(NodeBuilder) -> NodeBuilder,
@@ -46,7 +46,8 @@ impl Scene {
         .await
     }
 
-    /// A node made as `describe` says, and a product as `launch` says for a node's name.
+    /// Creates a node described by `describe`, and starts a product with `launch` applied for
+    /// it.
     pub(crate) async fn with(
         plane: &ControlPlane,
         describe: impl FnOnce(NodeBuilder) -> NodeBuilder,
@@ -66,7 +67,7 @@ impl Scene {
         })
     }
 
-    /// Kills the product, and starts it without what it has stored.
+    /// Kills the product, and starts it again without its store.
     pub(crate) async fn restart_without_store(&mut self) -> anyhow::Result<()> {
         self.product.kill9()?;
         for file in std::fs::read_dir(self.product.data_dir())? {
@@ -75,7 +76,7 @@ impl Scene {
         self.product.restart().await
     }
 
-    /// Waits until `holds` says `Ok` of the node.
+    /// Waits until `holds` returns `Ok` for the node.
     pub(crate) async fn node_until<T>(
         &self,
         what: &str,
@@ -92,7 +93,7 @@ impl Scene {
             .await
     }
 
-    /// Waits until the node is cordoned by us; returns it.
+    /// Waits until the product has cordoned the node. Returns the node.
     pub(crate) async fn cordoned(&self) -> anyhow::Result<Value> {
         self.node_until("the cordon", |node| {
             let ours = node["metadata"]["annotations"]["quarantineHealthEventIsCordoned"] == "True";
@@ -105,7 +106,7 @@ impl Scene {
         .await
     }
 
-    /// Waits until the node has this condition in this status; returns it.
+    /// Waits until the node has a condition with this status. Returns the condition.
     pub(crate) async fn condition(&self, kind: &str, status: &str) -> anyhow::Result<Value> {
         self.node_until(&format!("condition {kind}={status}"), |node| {
             let found = condition(node, kind);
@@ -118,7 +119,7 @@ impl Scene {
         .await
     }
 
-    /// Waits until the node is as it was before, to the byte.
+    /// Waits until the node is exactly as before the test.
     pub(crate) async fn restored(&self) -> anyhow::Result<()> {
         self.node_until("the node as it was before", |node| {
             let now = shape(node);
@@ -131,8 +132,8 @@ impl Scene {
         .await
     }
 
-    /// The same of a node that has come back before, and would wait for it: once its faults
-    /// have recovered, a person uncordons it.
+    /// Restores a node that has returned before, and whose next return would be delayed: once
+    /// its faults have recovered, uncordons it as a person would.
     pub(crate) async fn restored_by_hand(&self) -> anyhow::Result<()> {
         self.session("a session that ends", |it| {
             it["phase"].is_null() || it["phase"] == "releasing"
@@ -151,7 +152,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Waits until the product has taken in `events` events.
+    /// Waits until the product has processed `events` events.
     pub(crate) async fn taken_in(&self, events: u64) -> anyhow::Result<()> {
         self.product
             .wait_for("events to be taken in", SOON, || async {
@@ -166,13 +167,13 @@ impl Scene {
             .await
     }
 
-    /// `gpuwarden status -o json`, whatever it says.
+    /// Returns the output of `gpuwarden status -o json`, whatever its exit code.
     pub(crate) async fn status(&self) -> anyhow::Result<Value> {
         let output = self.product.client(["status", "-o", "json"]).await?;
         Ok(serde_json::from_str(&output.stdout)?)
     }
 
-    /// The node as it is shown in the status; `null` where it is not.
+    /// Returns the node in the status; `null` if it is missing.
     pub(crate) async fn shown(&self) -> anyhow::Result<Value> {
         let status = self.status().await?;
         let nodes = status["fleet"]["nodes"].as_array();
@@ -181,7 +182,7 @@ impl Scene {
         Ok(own.cloned().unwrap_or_default())
     }
 
-    /// Waits until the product has read all that it decides from.
+    /// Waits until the product has read all inputs of its decisions.
     pub(crate) async fn ready(&self) -> anyhow::Result<()> {
         self.product
             .wait_for("readiness", SOON, || async {
@@ -193,7 +194,7 @@ impl Scene {
             .await
     }
 
-    /// Waits until the node's session, as it is shown in the status, `is` so.
+    /// Waits until the node's session in the status meets `is`.
     pub(crate) async fn session(
         &self,
         what: &str,
@@ -211,7 +212,7 @@ impl Scene {
             .await
     }
 
-    /// Waits until the node's story has an entry of this kind with `text` in it.
+    /// Waits until the node's story has an entry of this kind that contains `text`.
     pub(crate) async fn told(&self, kind: &str, text: &str) -> anyhow::Result<()> {
         self.product
             .wait_for(&format!("{kind} {text:?} in the story"), SOON, || async {
@@ -226,12 +227,12 @@ impl Scene {
             .await
     }
 
-    /// The kinds of the journal and event entries that `explain` tells, in order.
+    /// Returns the kinds and texts of the entries that `explain` prints, in order.
     pub(crate) async fn story(&self) -> anyhow::Result<Vec<(String, String)>> {
         self.story_of(&self.node).await
     }
 
-    /// The same of another node, as this product tells it.
+    /// Returns the entries that `explain` prints for another node.
     pub(crate) async fn story_of(&self, node: &str) -> anyhow::Result<Vec<(String, String)>> {
         let output = self.product.client(["explain", node, "-o", "json"]).await?;
         let story: Value = serde_json::from_str(&output.stdout)?;
@@ -244,22 +245,22 @@ impl Scene {
     }
 }
 
-/// The condition of this type; `null` where the node has none.
+/// Returns the condition of this type; `null` if the node has none.
 pub(crate) fn condition<'a>(node: &'a Value, kind: &str) -> &'a Value {
     let list = node["status"]["conditions"].as_array();
     let mut list = list.into_iter().flatten();
     list.find(|one| one["type"] == kind).unwrap_or(&Value::Null)
 }
 
-/// An XID line as the driver prints it.
+/// Returns an XID line as the driver prints it.
 pub(crate) fn xid(code: u32, note: &str) -> String {
-    // As the driver prints it where it knows no process: text that a patch has to escape.
+    // The driver's form for an unknown process, which a patch has to escape.
     format!(
         "[  100.000001] NVRM: Xid (PCI:0000:b3:00): {code}, pid='<unknown>', name=<unknown>, {note} & more\n"
     )
 }
 
-/// A node's object.
+/// Reads the node object.
 pub(crate) async fn object(nodes: &Api<Node>, name: &str) -> anyhow::Result<Value> {
     Ok(serde_json::to_value(nodes.get(name).await?)?)
 }
@@ -267,7 +268,8 @@ pub(crate) async fn object(nodes: &Api<Node>, name: &str) -> anyhow::Result<Valu
 /// Returns the parts that a restored node must have as before: labels, annotations, spec.
 pub(crate) fn shape(node: &Value) -> Value {
     let mut annotations = node["metadata"]["annotations"].clone();
-    // The controller manager's, which follows the number of nodes: with a hundred it changes.
+    // The controller manager changes this annotation with the number of nodes, from a hundred
+    // on.
     if let Some(ttl) = annotations.get_mut("node.alpha.kubernetes.io/ttl") {
         *ttl = Value::Null;
     }
@@ -278,7 +280,7 @@ pub(crate) fn shape(node: &Value) -> Value {
     })
 }
 
-/// A new node's shape, once the controller manager has put its own marks on it.
+/// Waits until the controller manager has set up a new node. Returns the node's shape.
 async fn settled(nodes: &Api<Node>, name: &str) -> anyhow::Result<Value> {
     testkit::wait_for(
         "the controller manager's marks on the node",
@@ -302,8 +304,8 @@ async fn settled(nodes: &Api<Node>, name: &str) -> anyhow::Result<Value> {
     .await
 }
 
-/// Returns a socket that has its address and does nothing with it: it keeps the port from others,
-/// and whoever listens there may come and go.
+/// Binds a socket without listening: it reserves the address for another listener, across its
+/// restarts.
 pub(crate) fn bound(address: SocketAddr) -> anyhow::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
@@ -311,12 +313,12 @@ pub(crate) fn bound(address: SocketAddr) -> anyhow::Result<TcpSocket> {
     Ok(socket)
 }
 
-/// Returns such a socket with a port that nobody else has.
+/// Binds such a socket to a free port.
 pub(crate) fn own_port() -> anyhow::Result<TcpSocket> {
     bound(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
 }
 
-/// A fatal fault of a GPU.
+/// Returns a fatal fault of a GPU.
 pub(crate) fn event(node: &str, gpu: &str) -> HealthEvent {
     HealthEvent {
         version: 1,
@@ -335,7 +337,7 @@ pub(crate) fn event(node: &str, gpu: &str) -> HealthEvent {
     }
 }
 
-/// The recovery of [`event`].
+/// Returns the recovery of [`event`].
 pub(crate) fn recovery(node: &str, gpu: &str) -> HealthEvent {
     HealthEvent {
         is_fatal: false,
@@ -350,7 +352,7 @@ pub(crate) async fn send_to(product: &Product, events: Vec<HealthEvent>) -> anyh
     send(product.socket(), events).await
 }
 
-/// The same, by the socket's path.
+/// Sends events to a socket path.
 pub(crate) async fn send(socket: &Path, events: Vec<HealthEvent>) -> anyhow::Result<()> {
     let address = format!("unix://{}", socket.display());
     let channel = Endpoint::try_from(address)?.connect().await?;
@@ -360,7 +362,7 @@ pub(crate) async fn send(socket: &Path, events: Vec<HealthEvent>) -> anyhow::Res
     Ok(())
 }
 
-/// Runs a command that needs no running product: its exit code, output and errors.
+/// Runs a command without a running product. Returns its exit code, output and errors.
 pub(crate) fn gpuwarden(args: &[&str], input: &str) -> (Option<i32>, String, String) {
     let mut child = Command::new(binary().unwrap())
         .args(args)

@@ -1,5 +1,6 @@
-//! A gang whose pods stand on hosts of their own, from the label of its namespace to the node that is taken
-//! out: they form by the real control plane, measure over a real network, and find the slow link.
+//! A gang whose pods run on separate hosts, from the label of its namespace to the quarantined
+//! node: it forms through the real control plane, measures a real network, and finds the slow
+//! link.
 
 use std::process::Output;
 
@@ -15,10 +16,10 @@ use crate::webhook::{
 
 const CONFIG: &str = "image: registry.example/gpuwarden:1\ngangDiscovery: {method: kueue}\n";
 const MEMBERS: usize = 4;
-/// The member with the slow link; not rank 0.
+/// Member with the slow link; not rank 0.
 const SLOW: usize = 2;
 
-/// Makes a member of the gang, as Kueue has its pods say it.
+/// Creates a member of the gang, with the labels and annotations of Kueue.
 async fn member(
     plane: &ControlPlane,
     namespace: &str,
@@ -38,8 +39,8 @@ async fn member(
     Ok(made)
 }
 
-/// Runs the injected all-reduce of all members, each on its host, to their end. The slow one's agent is the
-/// product; the others have none, as where one is away.
+/// Runs the injected all-reduce of all members, each on its host, to the end. The slow member's
+/// agent is the product. The others have no agent, as during its outage.
 async fn play_all(
     plane: &ControlPlane,
     network: &Network,
@@ -52,7 +53,8 @@ async fn play_all(
         ("MESSAGE_SIZES", "256K"),
         ("BENCHMARK_ITERS", "2"),
         ("WARMUP_ITERS", "1"),
-        // Far below what a link between namespaces does, also on a busy machine, and above a throttled one.
+        // Far below the bandwidth between namespaces, also on a busy machine, and above the
+        // throttled one.
         ("BW_THRESHOLD_GBPS", "0.001"),
         ("CHECK_TIMEOUT_SECONDS", "120"),
         ("PLATFORM_CONNECTOR_SOCKET", "unix:///nowhere/socket"),
@@ -136,7 +138,7 @@ async fn a_gang_on_hosts_of_its_own_names_the_one_with_the_slow_link() -> anyhow
     let events = events.as_str().unwrap_or_default();
     assert!(events.contains("NCCL_ALLREDUCE_BW_DEGRADED"), "{events}");
 
-    // The link is mended, the containers start again: the node comes back.
+    // The link is fixed and the containers start again: the node returns.
     network.unthrottle(SLOW).map_err(anyhow::Error::msg)?;
     for (code, said) in play_all(&plane, &network, &members, &scene.product).await? {
         assert_eq!(code, Some(0), "{said}\n{}", webhook.log());

@@ -1,4 +1,4 @@
-//! Requests of the janitor that the webhook looks at before they are there, on a real API server.
+//! Admission of janitor requests by the webhook, on a real API server.
 
 use serde_json::{Value, json};
 use testkit::{Balancer, ControlPlane, Options, Version, unique, wait_for};
@@ -15,7 +15,7 @@ fn request(kind: &str, name: &str, node: &str) -> Value {
     })
 }
 
-/// Makes a request; the error is what kubectl says.
+/// Creates a request. The error is kubectl's message.
 async fn make(plane: &ControlPlane, request: &Value) -> Result<(), String> {
     let file = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
     std::fs::write(file.path(), request.to_string()).map_err(|error| error.to_string())?;
@@ -40,7 +40,7 @@ async fn a_request_that_cannot_be_carried_out_is_refused_at_once() -> anyhow::Re
     let url = format!("https://{}", balancer.address());
     let webhook = Webhook::start(&plane, &url, &["--validate-requests"]).await?;
     balancer.send_to(&[webhook.address]);
-    // API servers hear of the registration a little later; what came in before is no matter.
+    // API servers learn of the registration with a delay. Earlier requests do not matter.
     let nowhere = async || {
         let name = unique("nowhere");
         match make(&plane, &request("TerminateNode", &name, "no-such-node")).await {
@@ -59,11 +59,11 @@ async fn a_request_that_cannot_be_carried_out_is_refused_at_once() -> anyhow::Re
         why.contains("the RebootNode first asks for the node"),
         "{why}"
     );
-    // Of another kind it is another request.
+    // A request of another kind does not conflict.
     let made = make(&plane, &request("GPUReset", "reset", &node)).await;
     anyhow::ensure!(made.is_ok(), "{made:?}");
 
-    // Without the webhook they come in, and the registration goes with the process.
+    // Without the webhook, requests are admitted. The registration is removed with the process.
     webhook.end().await?;
     let left = plane
         .kubectl(["get", "validatingwebhookconfigurations", "-o", "name"])

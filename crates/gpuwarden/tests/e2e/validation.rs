@@ -1,5 +1,5 @@
-//! `ValidationRequest`s in a cluster with two controllers, of which one leads. Kubernetes runs the Jobs, on nodes
-//! that kwok keeps alive.
+//! `ValidationRequest`s in a cluster with two controllers, one of them the leader. Kubernetes
+//! runs the Jobs, on nodes that kwok keeps alive.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use testkit::{ControlPlane, Launch, Options, Private, Product, Version, unique};
 use crate::remediation::resume;
 use crate::support::{SOON, install_crds, object};
 
-/// A Lease's time, a look of who stands by, and a very busy machine.
+/// Duration of a Lease, plus a poll of the standby, plus the delay of a very busy machine.
 const EXPIRY: Duration = Duration::from_secs(15 + 2 + SOON.as_secs());
 const STATE: &str = "nvsentinel.nvidia.com/validation-state";
 
@@ -39,7 +39,7 @@ impl Tests {
             .create(&PostParams::default(), &namespace)
             .await?;
         let directory = tempfile::tempdir()?;
-        // The published example, with Jobs that wait until they are resumed, on nodes without GPUs.
+        // The published example, with suspended Jobs, on nodes without GPUs.
         let example = "../../examples/validation/validation.yaml";
         let example = Path::new(env!("CARGO_MANIFEST_DIR")).join(example);
         let text = std::fs::read_to_string(example)?;
@@ -58,7 +58,7 @@ impl Tests {
         }))
     }
 
-    /// A controller that has the janitor only.
+    /// Starts a controller with the janitor only.
     async fn controller(&self) -> anyhow::Result<Product> {
         let path = |name: &str| self.directory.path().join(name);
         Launch::controller()?
@@ -72,7 +72,7 @@ impl Tests {
             .await
     }
 
-    /// A node that is cordoned and has GPUs, or none yet.
+    /// Creates a cordoned node with GPUs, or with none yet.
     async fn node(&self, gpus: &str) -> anyhow::Result<String> {
         let name = unique("tested");
         let node = testkit::node(&name);
@@ -84,7 +84,7 @@ impl Tests {
         Ok(name)
     }
 
-    /// Has the kubelet of a node say how many GPUs it has.
+    /// Sets the allocatable GPUs of a node, as its kubelet would.
     async fn allocates(&self, node: &str, gpus: &str) -> anyhow::Result<()> {
         let status = json!({"status": {"allocatable": {"nvidia.com/gpu": gpus},
             "capacity": {"nvidia.com/gpu": gpus}}});
@@ -111,7 +111,7 @@ impl Tests {
         Ok(())
     }
 
-    /// Waits until the status of a request is so.
+    /// Waits until the status of a request meets a predicate.
     async fn status(
         &self,
         by: &Product,
@@ -133,7 +133,7 @@ impl Tests {
             .await
     }
 
-    /// Waits until there are so many Jobs; returns them.
+    /// Waits until there are `count` Jobs. Returns the Jobs.
     async fn made(&self, by: &Product, count: usize) -> anyhow::Result<Vec<Job>> {
         let seen = || async {
             let list = self.jobs.list(&ListParams::default()).await;
@@ -148,7 +148,7 @@ impl Tests {
         by.wait_for(&format!("{count} Jobs"), SOON, seen).await
     }
 
-    /// Waits until a node is let in, and says nothing of requests.
+    /// Waits until a node is admitted, without marks of requests.
     async fn let_in(&self, by: &Product, node: &str) -> anyhow::Result<()> {
         let seen = || async {
             let node = object(&self.nodes, node).await;
@@ -162,7 +162,7 @@ impl Tests {
                 Ok(())
             }
         };
-        by.wait_for("the node to be let in", SOON, seen).await
+        by.wait_for("the admission of the node", SOON, seen).await
     }
 }
 
@@ -174,7 +174,7 @@ async fn nodes_are_tested_through_the_death_of_who_leads_and_let_in() -> anyhow:
     let mut first = tests.controller().await?;
     let (one, other) = (tests.node("8").await?, tests.node("0").await?);
     tests.ask("both", &[&one, &other]).await?;
-    // A node without GPUs is waited for.
+    // The request waits for the node's GPUs.
     let waits = |status: &Value| {
         let message = status["message"].as_str().unwrap_or_default();
         message.contains("is not ready: gpu-allocatable does not hold")
@@ -194,7 +194,7 @@ async fn nodes_are_tested_through_the_death_of_who_leads_and_let_in() -> anyhow:
     };
     tests.status(&first, "both", SOON, runs).await?;
     let jobs = tests.made(&first, 2).await?;
-    // Who leads dies, and the other one goes on with the same Jobs.
+    // The leader is killed, and the other controller continues with the same Jobs.
     let second = tests.controller().await?;
     first.kill9()?;
     for job in &jobs {
@@ -218,7 +218,7 @@ async fn nodes_are_tested_through_the_death_of_who_leads_and_let_in() -> anyhow:
     what_is_wrong_is_refused(&tests).await
 }
 
-/// What fails is tried again, and holds its node until the request is deleted.
+/// Checks that a failed request is retried, and holds its node until it is deleted.
 async fn a_failed_request_holds_its_node(tests: &Tests, by: &Product) -> anyhow::Result<()> {
     let node = tests.node("8").await?;
     tests.ask("fails", &[&node]).await?;

@@ -1,4 +1,4 @@
-//! The preflight webhook on a real API server: which pods get which checks, gangs, and that no pod is
+//! The preflight webhook on a real API server: the checks of each pod, gangs, and that no pod is
 //! refused while replicas and certificates change.
 
 use std::io::Write as _;
@@ -30,7 +30,7 @@ use crate::support::{SOON, Scene};
 const CONFIG: &str = "image: registry.example/gpuwarden:1\n";
 pub(crate) const NAMESPACE: &str = "gpuwarden-webhook-test";
 
-/// A `gpuwarden webhook` process; it is killed when it is dropped.
+/// A `gpuwarden webhook` process, killed on drop.
 pub(crate) struct Webhook {
     child: Child,
     home: TempDir,
@@ -38,7 +38,7 @@ pub(crate) struct Webhook {
 }
 
 impl Webhook {
-    /// Starts one that registers by `url` and waits until it answers.
+    /// Starts a webhook that registers itself with `url`, and waits until it responds.
     pub(crate) async fn start(
         plane: &ControlPlane,
         url: &str,
@@ -58,7 +58,7 @@ impl Webhook {
         Self::start_as(plane.kubeconfig(), url, config, &flags).await
     }
 
-    /// Starts one by the account of a kubeconfig.
+    /// Starts a webhook with the account of a kubeconfig.
     pub(crate) async fn start_as(
         kubeconfig: &Path,
         url: &str,
@@ -69,7 +69,7 @@ impl Webhook {
         Self::start_reached(kubeconfig, config, &flags).await
     }
 
-    /// Starts one that these flags say how it is reached.
+    /// Starts a webhook with these flags for its address.
     async fn start_reached(
         kubeconfig: &Path,
         config: &str,
@@ -126,13 +126,13 @@ impl Webhook {
         testkit::get(address.context("an address of metrics")?, "/metrics").await
     }
 
-    /// Waits until it says of itself whether it is ready, and why not, in these words.
+    /// Waits until the readiness response of the webhook is `words`.
     async fn says(&self, words: &str) -> anyhow::Result<()> {
         let log = self.log();
         let at = (log.lines())
             .find_map(|line| line.strip_prefix("metrics      ")?.strip_suffix("/metrics"));
         let at = at.context("an address of probes")?;
-        wait_for("what it says of itself", SOON, || async {
+        wait_for("the readiness of the webhook", SOON, || async {
             match testkit::get(at, "/readyz").await {
                 Ok(said) if said.starts_with(words) => Ok(()),
                 other => Err(format!("{other:?}")),
@@ -151,7 +151,7 @@ impl Webhook {
         Ok(())
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Ends the webhook with SIGTERM, and waits until it has ended.
     pub(crate) async fn end(mut self) -> anyhow::Result<()> {
         self.tell_to_end()?;
         let child = &mut self.child;
@@ -180,7 +180,7 @@ impl Drop for Webhook {
     }
 }
 
-/// A control plane for a webhook.
+/// Starts a control plane for a webhook.
 async fn plane() -> anyhow::Result<Option<testkit::Private>> {
     plane_of(Version::LATEST, Options::default()).await
 }
@@ -193,7 +193,7 @@ async fn plane_of(version: Version, options: Options) -> anyhow::Result<Option<t
     Ok(Some(plane))
 }
 
-/// A namespace whose pods get checks.
+/// Creates a namespace whose pods get checks.
 pub(crate) async fn opted_in(plane: &ControlPlane) -> anyhow::Result<String> {
     let name = unique("training");
     plane.namespace(&name).await?;
@@ -224,7 +224,7 @@ pub(crate) async fn create_with(
     namespace: &str,
     pod: &Value,
 ) -> anyhow::Result<Value> {
-    // Not a typed pod: that has no field for the gangs of 1.35.
+    // Not a typed pod, which lacks the gang fields of 1.35.
     let body = serde_json::to_vec(pod)?;
     let request = kube::core::Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
     Ok(client.request(request.create(params, body)?).await?)
@@ -241,7 +241,7 @@ pub(crate) const DIAG: &str = "preflight-dcgm-diag";
 pub(crate) const LOOPBACK: &str = "preflight-nccl-loopback";
 pub(crate) const ALLREDUCE: &str = "preflight-nccl-allreduce";
 
-/// Our three checks, of which one has limits of its own.
+/// Our three checks, one of them with resource limits.
 const LIMITED: &str = "image: registry.example/gpuwarden:1\ninitContainers:\n  - {name: preflight-dcgm-diag, \
                        resources: {limits: {cpu: '3', memory: 4Gi}}}\n  - {name: preflight-nccl-loopback}\n  \
                        - {name: preflight-nccl-allreduce}\n";
@@ -253,7 +253,7 @@ async fn pods_get_the_checks_that_can_say_something() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn pods_of_1_35_get_the_checks_that_can_say_something() -> anyhow::Result<()> {
-    // There a class that stands for a resource has to be asked for.
+    // In that version, classes that map to a resource are behind a feature gate.
     let gate = "--feature-gates=DRAExtendedResource=true";
     let options = Options::default().arg(Program::ApiServer, gate);
     pods_get_checks(Version::V1_35, options).await
@@ -287,12 +287,12 @@ async fn pods_get_checks(version: Version, options: Options) -> anyhow::Result<(
         let made = create(&client, &namespace, &pod(name, limits)).await?;
         assert_eq!(names(&made, "initContainers"), expected, "{name}");
         if name != "no-gpu" {
-            // Though a check has limits of its own.
+            // Although a check has resource limits.
             assert_eq!(made["status"]["qosClass"], "BestEffort", "{name}");
         }
     }
 
-    // By claims, also where the class stands for a resource.
+    // With claims, also if the class maps to a resource.
     claims(&client, &namespace).await?;
     let mut claimed = pod("claimed", json!({}));
     claimed["spec"]["resourceClaims"] = json!([{"name": "g", "resourceClaimTemplateName": "gpus"}]);
@@ -305,7 +305,7 @@ async fn pods_get_checks(version: Version, options: Options) -> anyhow::Result<(
     let made = create(&client, &namespace, &by_class).await?;
     assert_eq!(names(&made, "initContainers"), [DIAG]);
 
-    // What the API server would reject of a check that asked for more.
+    // The API server would reject a check that requests more.
     let mut bounded = pod("bounded", json!({"nvidia.com/gpu": "1"}));
     bounded["spec"]["resources"] = json!({
         "requests": {"cpu": "50m", "memory": "64Mi"},
@@ -322,7 +322,7 @@ async fn pods_get_checks(version: Version, options: Options) -> anyhow::Result<(
     let made = create(&client, &namespace, &pod("guaranteed", limits)).await?;
     assert_eq!(made["status"]["qosClass"], "Guaranteed");
 
-    // Who names what there is not learns it.
+    // A reference to a missing object is reported.
     let mut wrong = pod("wrong", json!({"nvidia.com/gpu": "1"}));
     wrong["metadata"]["annotations"] = json!({"nvsentinel.nvidia.com/preflight-checks": "dcgm"});
     let error = create(&client, &namespace, &wrong)
@@ -345,7 +345,7 @@ async fn pods_get_checks(version: Version, options: Options) -> anyhow::Result<(
     .await?;
     assert_eq!(names(&made, "initContainers"), [] as [&str; 0]);
 
-    // What the API server would refuse for what we add.
+    // Security levels under which the API server would reject the injected containers.
     let strict = opted_in(&plane).await?;
     let label = "pod-security.kubernetes.io/enforce=baseline";
     plane
@@ -371,7 +371,7 @@ async fn pods_get_checks(version: Version, options: Options) -> anyhow::Result<(
         assert!(found.is_some_and(|count| count != "0"), "{line}: {metrics}");
     }
 
-    // Its end takes the registration along: no pod waits for nobody.
+    // The webhook removes its registration when it ends: no pod waits for a missing webhook.
     webhook.end().await?;
     let made = create(
         &client,
@@ -385,7 +385,7 @@ async fn pods_get_checks(version: Version, options: Options) -> anyhow::Result<(
         .await?;
     assert_eq!(left, "");
 
-    // One that is killed leaves it behind, and no pod waits for it either.
+    // A killed webhook leaves its registration behind, and pods do not wait for it either.
     let killed = Webhook::start_with(&plane, &url, LIMITED, &[]).await?;
     balancer.send_to(&[killed.address]);
     registered(&plane).await?;
@@ -396,13 +396,13 @@ async fn pods_get_checks(version: Version, options: Options) -> anyhow::Result<(
     Ok(())
 }
 
-/// Waits until the API server asks: it hears of a registration a little later.
+/// Waits until the API server calls the webhook: it learns of a registration with a delay.
 pub(crate) async fn registered(plane: &ControlPlane) -> anyhow::Result<()> {
     let (client, namespace) = (plane.client().await?, opted_in(plane).await?);
     gets_checks(&client, &namespace, "nvidia.com/gpu").await
 }
 
-/// Waits until a pod that asks for one of a resource gets checks; none is made.
+/// Waits until a pod that requests a resource gets checks, with a dry run.
 async fn gets_checks(client: &Client, namespace: &str, resource: &str) -> anyhow::Result<()> {
     let dry_run = PostParams {
         dry_run: true,
@@ -447,7 +447,7 @@ pub(crate) async fn claims(client: &Client, namespace: &str) -> anyhow::Result<(
         "spec": {"spec": {"devices": {"requests": [request]}}},
     }))?;
     templates.create(&PostParams::default(), &template).await?;
-    // The webhook follows device classes by a watch.
+    // The webhook watches device classes.
     gets_checks(client, namespace, "vendor.example/gpu").await
 }
 
@@ -475,8 +475,8 @@ async fn replicas_and_certificates_change_and_no_pod_is_refused() -> anyhow::Res
     registered(&plane).await?;
     let mut creating = Creating::start(plane.client().await?, opted_in(&plane).await?);
     creating.goes_on().await?;
-    // A roll-out as a Deployment does it: the next is there before the last goes. That one is asked until it takes
-    // no connection any more, for nodes hear late of what is gone.
+    // A roll-out as in a Deployment: the new replica starts before the old one ends. The old one
+    // receives requests until it closes its port, because nodes learn late of removed endpoints.
     let third = Webhook::start(&plane, &url, &flags).await?;
     balancer.send_to(&[first.address, second.address, third.address]);
     creating.goes_on().await?;
@@ -495,14 +495,14 @@ async fn replicas_and_certificates_change_and_no_pod_is_refused() -> anyhow::Res
         }
     };
     wait_for("two new certificates", SOON, certificates).await?;
-    // By the certificate that is served then.
+    // With the certificate that is served then.
     creating.goes_on().await?;
     creating.end().await?;
     third.end().await?;
     fourth.end().await
 }
 
-/// Pods that are made one after the other; each has to get its checks.
+/// Pods that are created one after the other; each must get its checks.
 struct Creating {
     made: watch::Receiver<u32>,
     enough: Arc<AtomicBool>,
@@ -528,14 +528,14 @@ impl Creating {
         Self { made, enough, task }
     }
 
-    /// Waits until some more pods were made, and none was refused.
+    /// Waits until more pods were created and none was refused.
     async fn goes_on(&mut self) -> anyhow::Result<()> {
         let wanted = *self.made.borrow() + 20;
         let made = self.made.wait_for(|made| *made >= wanted);
         let made = tokio::time::timeout(SOON, made).await;
         match made.context("no pods are made")?.map(drop) {
             Ok(()) => Ok(()),
-            // One was refused: whoever makes them has ended.
+            // A pod was refused, and the creating task has ended.
             Err(_) => (&mut self.task).await?,
         }
     }
@@ -546,7 +546,7 @@ impl Creating {
     }
 }
 
-/// Registers the webhook as whoever makes its certificate does.
+/// Registers the webhook as the issuer of its certificate does.
 async fn register(plane: &ControlPlane, url: &str, authority: &Authority) -> anyhow::Result<()> {
     let registration = json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
@@ -571,7 +571,8 @@ async fn register(plane: &ControlPlane, url: &str, authority: &Authority) -> any
     apply(plane, &registration.to_string()).await
 }
 
-/// cert-manager, and the service CA of `OpenShift`, keep files in the pod and the authority in the registration.
+/// cert-manager, and the service CA of `OpenShift`, keep files in the pod and the authority in
+/// the registration.
 #[tokio::test]
 async fn a_certificate_of_somebody_else_is_served_as_it_changes() -> anyhow::Result<()> {
     let Some(plane) = plane().await? else {
@@ -609,8 +610,8 @@ async fn a_certificate_of_somebody_else_is_served_as_it_changes() -> anyhow::Res
     webhook.end().await
 }
 
-/// The links between the GPUs of a pod are slow: the pod does not start, its node goes out of service, and
-/// comes back when the same check passes.
+/// With slow links between its GPUs, a pod does not start, and its node is quarantined. The node
+/// returns once the same check passes.
 #[tokio::test]
 async fn a_pod_on_bad_links_does_not_start_and_its_node_goes_out() -> anyhow::Result<()> {
     let Some(plane) = plane().await? else {
@@ -654,7 +655,7 @@ async fn a_pod_on_bad_links_does_not_start_and_its_node_goes_out() -> anyhow::Re
         .kubectl(["get", "pod", "slow", "-n", &namespace, "--no-headers"])
         .await?;
     assert!(shown.contains("Init:Error"), "{shown}");
-    // Who looks at the pod learns why.
+    // The pod's Events name the reason.
     wait_for("an Event on the pod", SOON, || async {
         let described = plane.kubectl(["describe", "pod", "slow", "-n", &namespace]);
         let described = described.await.map_err(|error| error.to_string())?;
