@@ -105,7 +105,7 @@ async fn see(
     }
 }
 
-/// Has the GPUs tested; retries while another client's diagnosis runs.
+/// Tests the GPUs, and retries while another client's diagnosis runs.
 async fn diagnose(settings: &Settings, dcgmi: &Dcgmi, gpus: &[SeenGpu]) -> Outcome {
     let mut attempt = 1;
     loop {
