@@ -1,12 +1,13 @@
-//! The transformers of the platform connector, which change a health event between its check and
-//! its storing, in the order in which they are configured.
+//! Transformers of the platform connector, which change a health event after its check and
+//! before it is stored, in the configured order.
 //!
-//! They are NVSentinel's, and so are their files: [`augment`] adds what the cluster knows of
-//! the node, [`overrides`] changes gravity, health or action by rules, [`dedup`] takes
-//! repeats out of the reactions. [`load`] reads the files. All of it is pure; the connector
+//! The transformers and their files are NVSentinel's: [`augment`] adds data of the node from the
+//! cluster, [`overrides`] changes gravity, health or action by rules, and [`dedup`] hides
+//! repeats from the reactions. [`load`] reads the files. All functions are pure; the connector
 //! holds the state, the clock and the counters.
 //!
-//! An event gets its id before it comes here: it is known by what its sender said.
+//! An event gets its id before the transformers run: the id depends only on what the sender
+//! wrote.
 
 pub mod augment;
 pub mod dedup;
@@ -17,19 +18,19 @@ use contract::HealthEvent;
 
 use model::event::{MAX_METADATA, MAX_METADATA_BYTES};
 
-/// A transformer as it is configured.
+/// A transformer with its configuration.
 #[derive(Clone, Debug)]
 pub enum Transformer {
-    /// `MetadataAugmentor`.
+    /// `MetadataAugmentor`, with the labels to copy.
     Augment(augment::Labels),
-    /// `OverrideTransformer`.
+    /// `OverrideTransformer`, with its rules.
     Override(overrides::Overrides),
-    /// `Deduplicator`.
+    /// `Deduplicator`, with its settings.
     Deduplicate(dedup::Settings),
 }
 
-/// Writes a metadata entry, and returns whether it fits the limits of an event, which the next
-/// connector on its way will ask for too.
+/// Writes a metadata entry. Returns false if it exceeds the limits of an event, which the next
+/// connector would enforce.
 fn annotate(event: &mut HealthEvent, key: &str, value: &str) -> bool {
     let fits = key.len() <= MAX_METADATA_BYTES
         && value.len() <= MAX_METADATA_BYTES

@@ -1,4 +1,4 @@
-//! `MetadataAugmentor`: writes labels and provider id of the node into the event's metadata.
+//! `MetadataAugmentor`: writes labels and the provider id of the node to the event's metadata.
 
 use contract::HealthEvent;
 use model::node::NodeView;
@@ -8,15 +8,15 @@ use super::annotate;
 /// Metadata key of the cloud's id of the node.
 const PROVIDER_ID: &str = "providerID";
 
-/// Labels of nodes that are written into events, by their names.
+/// Names of the node labels to copy into events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels(pub Vec<String>);
 
 // === impl Labels ===
 
 impl Labels {
-    /// Writes the node's `spec.providerID`, and those of the labels that it has, over what
-    /// the sender may have said. Returns how many found no room in the event.
+    /// Writes the node's `spec.providerID` and its configured labels, replacing the sender's
+    /// values. Returns the number of entries that exceed the event's limits.
     pub fn write(&self, event: &mut HealthEvent, node: &NodeView) -> usize {
         let provider = Some(&*node.provider_id).filter(|id| !id.is_empty());
         let labels = self.0.iter().filter_map(|key| {
@@ -62,7 +62,7 @@ mod tests {
     fn allowed_labels_and_the_providers_id_are_written() {
         let mut event = HealthEvent::default();
         event.metadata.insert("gpu_uuid".into(), "GPU-1".into());
-        // What the cluster says counts, not what a sender claims.
+        // The cluster's value replaces the sender's.
         let zone = "topology.kubernetes.io/zone";
         event.metadata.insert(zone.into(), "claimed".into());
         let labels = labels(&[zone, "network.topology.nvidia.com/leaf", "absent"]);

@@ -1,15 +1,16 @@
-//! `Deduplicator`: of a fault that is reported again and again, the reactions see one report
-//! per window; the others are stored for analysis only (`STORE_AND_ANALYSE`).
+//! `Deduplicator`: of a fault that is reported repeatedly, the reactions receive one report per
+//! window. The others are stored for analysis only (`STORE_AND_ANALYSE`).
 //!
-//! What is the same is NVSentinel's: node, check, entities and codes, in any order; here
-//! also the agent and the reporter's authority, which belong to a fault. Held back is only what changes nothing: a
-//! report passes where it is graver or milder than the one before, asks for something else,
-//! or comes after a recovery. Reports that no reaction looks at are left alone.
+//! Reports are repeats, as in NVSentinel, if node, check, entities and codes are equal, in any
+//! order; and, in addition, the agent and the reporter's authority, which are part of a fault. A
+//! report is held back only if it changes nothing: it passes if its gravity differs from the
+//! last one's, if it asks for another action, or if it follows a recovery. Reports without
+//! reactions are left alone.
 //!
-//! The window begins with the report that passed, and is not extended by those that it holds
-//! back. A report counts as passed once it is stored: where storing fails, its sender's next
-//! attempt passes. Every doubt (no room, a clock that jumps, a restart) lets a report
-//! through, which costs a look, and never holds one back, which could cost a fault.
+//! The window begins with the report that passed, and is not extended by repeats. A report
+//! counts as passed once it is stored: if storing fails, the sender's next attempt passes. In
+//! doubt (no room, a clock that jumps, a restart) a report passes, which costs an evaluation;
+//! holding it back could hide a fault.
 
 use std::collections::HashMap;
 
@@ -23,27 +24,28 @@ use model::reporter::Authority;
 
 use super::annotate;
 
-/// Most memory for reports that passed (bytes): some 30,000 faults of usual size. Beyond it further
-/// faults pass and are not remembered, until windows have ended.
+/// Memory limit for reports that passed (bytes): about 30,000 faults of usual size. Beyond it,
+/// further faults pass without being remembered, until windows end.
 pub const MAX_SEEN_BYTES: usize = 16 * 1024 * 1024;
-/// Most faults of a node, agent and check that are remembered: each report is held against
-/// all of them. As many as a node's open faults (`fault/book.rs`); further ones pass, too.
+/// Largest number of remembered faults of a node, agent and check, because each report is
+/// compared with all of them: as many as a node's open faults (`fault/book.rs`). Further ones
+/// pass as well.
 pub const MAX_SEEN_PER_SCOPE: usize = 1024;
-/// Approximate memory of a fault beside its texts (bytes).
+/// Approximate memory of a fault in addition to its texts (bytes).
 const FAULT_OVERHEAD: usize = 256;
 
-/// The settings of the deduplicator.
+/// Settings of the deduplicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The time in which a report holds back its repeats.
+    /// Time during which a report holds back its repeats.
     pub window: SignedDuration,
-    /// The time between two removals of windows that have ended.
+    /// Interval between two removals of ended windows.
     pub cleanup: SignedDuration,
-    /// The checks whose repeats are taken out; empty: all.
+    /// Checks whose repeats are held back; empty for all.
     pub checks: Vec<String>,
 }
 
-/// The memory of the reports that passed lately.
+/// State of the deduplicator: the reports that passed lately.
 #[derive(Debug)]
 pub struct Deduplicator {
     settings: Settings,
@@ -51,42 +53,42 @@ pub struct Deduplicator {
     bytes: usize,
     room: usize,
     cleaned_at: Timestamp,
-    /// The time of the newest record that was taken in from before a restart.
+    /// Time of the newest record that was read after a restart.
     recalled: Timestamp,
     batches: u64,
 }
 
-/// The reports of a batch that are to hold back others once they are stored.
+/// Reports of a batch that hold back others once they are stored.
 #[must_use = "say whether it was stored"]
 #[derive(Debug)]
 pub struct Batch {
     number: u64,
-    /// The time at which it came.
+    /// Time of arrival of the batch.
     now: Timestamp,
     passed: Vec<(Scope, FaultKey, usize)>,
 }
 
-/// The treatment of an event.
+/// Result for an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Treatment {
-    /// The event goes on as it is.
+    /// The event passes unchanged.
     Passes,
-    /// The event goes on as it is, and there is no room to remember it.
+    /// The event passes unchanged, and is not remembered for lack of room.
     NoRoom,
-    /// The event repeats another, and was taken out of the reactions.
+    /// The event repeats another, and is hidden from the reactions.
     Repeats(Original),
 }
 
-/// The report that an event repeats.
+/// Report that an event repeats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Original {
-    /// Its id.
+    /// Id of the report's event.
     pub id: String,
-    /// Its position in the feed; `None`: it is of the same batch.
+    /// Position of the report in the feed; `None` if it is in the same batch.
     pub seq: Option<Position>,
 }
 
-/// The faults among which a recovery looks for those that it heals.
+/// Faults that a recovery may close.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Scope {
     node: String,
@@ -95,29 +97,28 @@ struct Scope {
     authority: Authority,
 }
 
-/// The key by which reports of a fault are the same: entities and codes.
+/// Key of a fault within its scope: entities and codes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct FaultKey {
     /// Entities as type and value, sorted.
     entities: Vec<(String, String)>,
-    /// Codes, sorted.
+    /// Error codes of the event, sorted.
     codes: Vec<String>,
 }
 
-/// The report that passed.
+/// A report that passed.
 #[derive(Debug)]
 struct Report {
     id: String,
-    /// A hash of its content, where it had no time of its own.
+    /// Hash of the content, for a report without a time of its own.
     fingerprint: Option<String>,
     weight: Weight,
-    /// The time at which it counts as accepted: a count is as old as the last report that it
-    /// counts.
+    /// Time of acceptance: for a count of repeats, that of the last report counted.
     received: Timestamp,
-    /// The time at which it was observed.
+    /// Time of observation, by the sender.
     observed: Option<Timestamp>,
     state: Storing,
-    /// Room that it takes.
+    /// Memory of the report (bytes).
     bytes: usize,
 }
 
@@ -129,7 +130,7 @@ enum Storing {
     Stored(Position),
 }
 
-/// The fields of a report that decide about reactions.
+/// Fields of a report that affect the reactions.
 #[derive(Debug, PartialEq, Eq)]
 struct Weight {
     fatal: bool,
@@ -143,7 +144,7 @@ struct Weight {
 // === impl Deduplicator ===
 
 impl Deduplicator {
-    /// Returns a deduplicator that remembers nothing.
+    /// Returns a deduplicator without remembered reports.
     pub fn new(settings: Settings) -> Self {
         Self::with_room(settings, MAX_SEEN_BYTES)
     }
@@ -160,9 +161,9 @@ impl Deduplicator {
         }
     }
 
-    /// Begins a batch that came at `now`. Its events are then judged one by one, and at last
-    /// it is [`stored`](Self::stored) or [`not_stored`](Self::not_stored). A batch of which
-    /// that is never said holds nothing back.
+    /// Begins a batch that arrives at `now`. Call [`judge`](Self::judge) for each event, and
+    /// then [`stored`](Self::stored) or [`not_stored`](Self::not_stored). Without either, the
+    /// batch holds nothing back.
     pub fn begin(&mut self, now: Timestamp) -> Batch {
         let since = now.duration_since(self.cleaned_at);
         if since.is_negative() || since >= self.settings.cleanup {
@@ -176,9 +177,9 @@ impl Deduplicator {
         }
     }
 
-    /// Judges the event at `index` of a batch, and takes it out of the reactions where it
-    /// repeats another. The event is [normalised](model::event::normalise), and counts as
-    /// accepted at `accepted`.
+    /// Judges the event at `index` of a batch, and hides it from the reactions if it repeats
+    /// another. The event is [normalised](model::event::normalise), and counts as accepted at
+    /// `accepted`.
     pub fn judge(
         &mut self,
         batch: &mut Batch,
@@ -187,13 +188,13 @@ impl Deduplicator {
         accepted: Timestamp,
     ) -> Treatment {
         let checks = &self.settings.checks;
-        // What neither opens nor closes a fault must not hold back what does.
+        // Events that neither open nor close a fault must not hold back others.
         if !(checks.is_empty() || checks.contains(&event.check_name)) || !counts(event) {
             return Treatment::Passes;
         }
         let scope = Scope::of(event);
-        // A recovery, whether or not it will be stored. A strategy that we do not know is
-        // its sender's, and stays.
+        // A recovery, whether or not it will be stored. An unknown strategy is the sender's
+        // choice and stays.
         let usual = ProcessingStrategy::ExecuteRemediation as i32;
         if event.is_healthy || event.processing_strategy != usual {
             self.forget_healed(&scope, event);
@@ -205,7 +206,7 @@ impl Deduplicator {
             && report.holds_back(event, &self.settings, batch.number, accepted)
         {
             if report.is(event) {
-                // Sent again: the store is to find it as it was.
+                // The sender's retry: the store must find the same event to recognise it.
                 return Treatment::Passes;
             }
             event.processing_strategy = ProcessingStrategy::StoreAndAnalyse as i32;
@@ -216,13 +217,12 @@ impl Deduplicator {
             });
         }
         let report = Report::pending(event, &scope, &subject, batch.number, accepted);
-        // What said something else of the same fault, perhaps with other codes beside it, is
-        // not the last word any more.
+        // A different report of this fault, possibly with other codes, is outdated by this one.
         self.retain(&scope, |seen, other| {
             *seen != subject && (other.weight == report.weight || !seen.may_concern(event))
         });
-        // What comes late may be from before a recovery, and open nothing (`fault/closed.rs`):
-        // it must not hold back what is new.
+        // A late report may predate a recovery and open no fault (`fault/closed.rs`), so it must
+        // not hold back newer ones.
         if may_be_before(event, batch.now.duration_since(accepted)) {
             return Treatment::Passes;
         }
@@ -233,13 +233,12 @@ impl Deduplicator {
         Treatment::Passes
     }
 
-    /// Takes note that the batch is stored: the event at an index has the position that `seq`
-    /// tells.
+    /// Records that the batch is stored. `seq` returns the position of the event at an index.
     pub fn stored(&mut self, batch: Batch, seq: impl Fn(usize) -> Option<Position>) {
         for (scope, subject, index) in batch.passed {
             let seen = self.scopes.get_mut(&scope);
             let report = seen.and_then(|seen| seen.get_mut(&subject));
-            // Another report, or a recovery, may have come meanwhile.
+            // Another report, or a recovery, may have arrived in between.
             if let Some(report) = report
                 && report.state == Storing::Pending(batch.number)
                 && let Some(seq) = seq(index)
@@ -249,7 +248,7 @@ impl Deduplicator {
         }
     }
 
-    /// Takes note that the batch could not be stored: its reports count as never seen.
+    /// Records that the batch could not be stored: its reports are forgotten.
     pub fn not_stored(&mut self, batch: Batch) {
         let number = batch.number;
         for (scope, subject, _) in batch.passed {
@@ -259,7 +258,7 @@ impl Deduplicator {
         }
     }
 
-    /// Takes in a record that was stored before a restart, oldest first.
+    /// Remembers a record that was stored before a restart. Call it with the oldest first.
     pub fn recall(&mut self, record: &Record) {
         self.recalled = self.recalled.max(record.created_at);
         let mut batch = self.begin(self.recalled);
@@ -268,12 +267,12 @@ impl Deduplicator {
         self.stored(batch, |_| Some(record.seq));
     }
 
-    /// Returns the time in which reports hold back others.
+    /// Returns the time during which reports hold back repeats.
     pub fn window(&self) -> SignedDuration {
         self.settings.window
     }
 
-    /// Returns how many faults are remembered.
+    /// Returns the number of remembered faults.
     pub fn remembered(&self) -> usize {
         self.scopes.values().map(HashMap::len).sum()
     }
@@ -290,7 +289,7 @@ impl Deduplicator {
         true
     }
 
-    /// Forgets the reports of the recovery's own authority, and of lower ones, that it may concern.
+    /// Forgets the reports that a recovery may concern, of its own authority and of lower ones.
     fn forget_healed(&mut self, scope: &Scope, recovery: &HealthEvent) {
         for authority in [Authority::User, Authority::Trusted] {
             if authority <= scope.authority {
@@ -360,9 +359,9 @@ impl FaultKey {
         Self { entities, codes }
     }
 
-    /// Returns whether an event of the same scope may concern faults with this key. That is more
-    /// than what `heals` closes: it may know a device by another name, so it does not only where all
-    /// that it names are others of the same types.
+    /// Returns true if an event of the same scope may concern faults with this key. That covers
+    /// more than `heals` closes, because the event may name a device differently: the result is
+    /// false only if all its entities differ from those of the same type.
     fn may_concern(&self, event: &HealthEvent) -> bool {
         let codes = &event.error_code;
         let any_code = codes.is_empty() || codes.iter().any(|code| self.codes.contains(code));
@@ -409,7 +408,7 @@ impl Report {
         }
     }
 
-    /// Returns whether an event about the same subject changes nothing after this report.
+    /// Returns true if an event about the same subject changes nothing after this report.
     fn holds_back(
         &self,
         event: &HealthEvent,
@@ -417,12 +416,13 @@ impl Report {
         batch: u64,
         accepted: Timestamp,
     ) -> bool {
-        // While another batch is being stored, nobody knows whether it will be.
+        // While another batch is being stored, the result is unknown.
         let counts = match self.state {
             Storing::Pending(own) => own == batch,
             Storing::Stored(_) => true,
         };
-        // By both times: reports of an hour may be read from a log in one second.
+        // Both times are compared, because reports of an hour may be read from a log in one
+        // second.
         let observed = event.generated_timestamp.and_then(json::timestamp);
         let near = self
             .observed
@@ -434,7 +434,7 @@ impl Report {
             && self.weight == Weight::of(event)
     }
 
-    /// Returns whether an event is this very report, sent again.
+    /// Returns true if an event is the sender's retry of this report.
     fn is(&self, event: &HealthEvent) -> bool {
         match &self.fingerprint {
             None => self.id == event.id,
@@ -465,7 +465,7 @@ impl Weight {
     }
 }
 
-/// Returns whether less than `window` has passed since `first`, on a clock that did not go back.
+/// Returns true if less than `window` has passed since `first`; false if the clock went back.
 fn within(window: SignedDuration, first: Timestamp, now: Timestamp) -> bool {
     let since = now.duration_since(first);
     !since.is_negative() && since < window

@@ -1,6 +1,6 @@
-//! Reads the files of NVSentinel's platform connector: `config.json`, and the one that each
-//! transformer has. Findings name file and line; what is read and has no use here is told, with
-//! the reason.
+//! Reads the files of NVSentinel's platform connector: `config.json`, and one file per
+//! transformer. Findings name file and line. Keys without a use here are reported with the
+//! reason.
 
 mod sink;
 
@@ -22,42 +22,42 @@ use super::overrides::{Override, Overrides};
 
 pub use sink::{Forward, ForwardTls, is_this_machine};
 
-/// Most rules of overrides: each may be tried for each event.
+/// Largest number of override rules: each may be evaluated for each event.
 pub const MAX_RULES: usize = 256;
-/// Longest window and longest cleanup interval of the deduplicator. A fault that goes on is
-/// to be looked at once a day at least.
+/// Longest window and longest cleanup interval of the deduplicator: a lasting fault must be
+/// evaluated at least once a day.
 pub const MAX_WINDOW: SignedDuration = SignedDuration::from_hours(24);
 
-/// The contents of `config.json`.
+/// Contents of `config.json` that the product uses.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ConnectorFile {
-    /// The transformers that are switched on, in their order.
+    /// Enabled transformers, in their order.
     pub pipeline: Vec<TransformerEntry>,
-    /// Sizes of the messages of node conditions.
+    /// Length limits of node condition messages.
     pub limits: Limits,
-    /// The service that events are handed on to, beside the store.
+    /// Service that receives the events in addition to the store.
     pub forward: Option<Forward>,
-    /// Notes for the operator: keys that are read and not used, and why.
+    /// Notes for the operator: unused keys, and the reasons.
     pub notes: Vec<String>,
 }
 
 /// A transformer of the pipeline.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TransformerEntry {
-    /// The transformer.
+    /// Kind of the transformer.
     pub kind: Kind,
-    /// Its file, as it is written there; may be empty.
+    /// Path of its file, as configured; may be empty.
     pub config: String,
 }
 
-/// The transformers there are.
+/// Kinds of transformers, as in `config.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `MetadataAugmentor`.
+    /// `MetadataAugmentor`, which adds data of the node.
     MetadataAugmentor,
-    /// `OverrideTransformer`.
+    /// `OverrideTransformer`, which applies rules.
     OverrideTransformer,
-    /// `Deduplicator`.
+    /// `Deduplicator`, which hides repeats.
     Deduplicator,
 }
 
@@ -102,13 +102,13 @@ struct ConnectorKeys {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Switch(bool);
 
-/// A number that is not negative; NVSentinel wants `5.00` in one place and `10` in another.
+/// A number that is not negative; NVSentinel writes `5.00` in one place and `10` in another.
 struct Number;
 
-/// A number above zero, and the whole number next to it.
+/// A number above zero, rounded to a whole one.
 struct Positive(usize);
 
-/// An entry of the pipeline; `None`: it is switched off, and may be anything.
+/// An entry of the pipeline; `None` if it is disabled, with any contents.
 struct PipelineEntry(Option<TransformerEntry>);
 
 #[derive(Deserialize)]
@@ -199,7 +199,7 @@ pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, FileError> {
     })
 }
 
-/// Returns the keys that have no use, each with whether it was read, and why it has none.
+/// Returns the keys without a use, each with whether it is present, and the reason.
 fn unused(keys: &ConnectorKeys) -> [(bool, &'static str, &'static str); 7] {
     let on = |switch: Option<Switch>| switch == Some(Switch(true));
     let forwards = on(keys.grpc_sink);
@@ -254,7 +254,7 @@ fn limits(keys: &ConnectorKeys, text: &str, source: &str) -> Result<Limits, File
     })
 }
 
-/// Returns the line, from 1, that sets the first of `keys` which is there at all.
+/// Returns the line, from 1, of the first of `keys` that is present.
 fn line_that_sets(text: &str, keys: &[&str]) -> usize {
     let line = |key: &&str| {
         let quoted = format!("\"{key}\"");
@@ -263,7 +263,7 @@ fn line_that_sets(text: &str, keys: &[&str]) -> usize {
     1 + keys.iter().find_map(line).unwrap_or_default()
 }
 
-/// Reads `metadata.toml`. Returns the labels, and notes on keys that are not used.
+/// Reads `metadata.toml`. Returns the labels, and notes on unused keys.
 pub fn metadata(text: &str, source: &str) -> Result<(Labels, Vec<String>), FileError> {
     let mut findings = Findings::new(text, source);
     let keys: MetadataKeys = findings.parse()?;
@@ -333,7 +333,7 @@ pub fn overrides(text: &str, source: &str) -> Result<(Overrides, Vec<String>), F
     findings.result((Overrides { rules }, Vec::new()))
 }
 
-/// Reads `dedup.toml`.
+/// Reads `dedup.toml`. `source` names the file in errors.
 pub fn dedup(text: &str, source: &str) -> Result<dedup::Settings, FileError> {
     let mut findings = Findings::new(text, source);
     let keys: DedupKeys = findings.parse()?;
@@ -407,7 +407,7 @@ fn action_of(change: &ChangeKeys, findings: &mut Findings<'_>) -> Option<(i32, S
                 let what = format_args!("recommendedAction '{name}' is unknown");
                 findings.wrong_at(place, what);
             }
-            // The connector itself refuses such an event, and nothing could act on it.
+            // The connector would refuse the resulting event, and no reaction could use it.
             Some(RecommendedAction::Custom) if custom_name.is_empty() => findings.wrong_at(
                 place,
                 "recommendedAction CUSTOM needs a customRecommendedAction",
@@ -495,7 +495,7 @@ impl<'de> Deserialize<'de> for Positive {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let value = f64::deserialize(from)?;
         if value > 0.0 {
-            // Beyond the largest number there is, it is too large anyway.
+            // Beyond the largest `usize`, the number is over every limit anyway.
             return Ok(Self(format!("{value:.0}").parse().unwrap_or(usize::MAX)));
         }
         Err(de::Error::custom(format!("{value} is not above zero")))

@@ -1,42 +1,42 @@
 //! `OverrideTransformer`: changes gravity, health or recommended action of events by rules.
 //!
-//! The rules are NVSentinel's: the first one in the order of the file whose expression
-//! holds is applied; one that cannot be evaluated, for example because the event lacks the
-//! metadata it asks for, is passed over.
+//! The rules are NVSentinel's: the first one in the order of the file whose expression holds is
+//! applied. A rule that cannot be evaluated, for example because the event lacks the metadata it
+//! refers to, is skipped.
 
 use contract::{HealthEvent, keys};
 use policy::{EventVariable, Rule, override_variable};
 
 use super::annotate;
 
-/// The rules, in the order in which they are tried.
+/// The rules of the transformer.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
-    /// The rules.
+    /// Rules in the order of their evaluation.
     pub rules: Vec<Override>,
 }
 
-/// A rule.
+/// A rule with its changes.
 #[derive(Clone, Debug)]
 pub struct Override {
-    /// The name, for metrics and people.
+    /// Name for metrics and messages.
     pub name: String,
-    /// The condition under which it applies.
+    /// Condition of the rule.
     pub when: Rule,
     /// New value of `isFatal`.
     pub is_fatal: Option<bool>,
     /// New value of `isHealthy`.
     pub is_healthy: Option<bool>,
-    /// New value of `recommendedAction`, and for `CUSTOM` of `customRecommendedAction`.
+    /// New value of `recommendedAction` and, with `CUSTOM`, of `customRecommendedAction`.
     pub action: Option<(i32, String)>,
 }
 
-/// The result of the rules for an event.
+/// Result of the rules for an event.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct OverrideResult<'a> {
-    /// The rule that was applied, and the fields that it really changed.
+    /// Name of the applied rule, and the fields with a changed value.
     pub applied: Option<(&'a str, Vec<&'static str>)>,
-    /// Rules that could not be evaluated, and why.
+    /// Names of the rules that could not be evaluated, with the errors.
     pub failed: Vec<(&'a str, String)>,
 }
 
@@ -45,7 +45,7 @@ pub struct OverrideResult<'a> {
 impl Overrides {
     /// Applies the first rule that holds.
     ///
-    /// An event that is changed says by which rule, in its metadata, where there is room.
+    /// A changed event names the rule in its metadata, if there is room.
     pub fn apply(&self, event: &mut HealthEvent) -> OverrideResult<'_> {
         let mut outcome = OverrideResult::default();
         if self.rules.is_empty() {
@@ -144,7 +144,7 @@ mod tests {
                 "event.isFatal == true && event.isHealthy == false",
                 Some(true),
             ),
-            // NVSentinel wants the comparison; here the field itself is enough.
+            // NVSentinel requires the comparison; here the field alone is enough.
             ("event.isFatal", Some(true)),
             ("!event.isHealthy", Some(true)),
             ("event.recommendedAction == 'RESTART_BM'", Some(true)),
@@ -157,7 +157,7 @@ mod tests {
                 "event.entitiesImpacted.exists(e, e.entityType == 'PCI')",
                 Some(true),
             ),
-            // Not to know is an error, which is counted, and not a no.
+            // Missing metadata is an error, which is counted, and not false.
             ("event.metadata['rack'] == 'r1'", None),
         ];
         for (when, expected) in table {

@@ -9,7 +9,7 @@ mod any_events;
 
 const START: i64 = 1_800_000_000;
 
-/// A deduplicator, and a clock.
+/// A deduplicator with a clock.
 struct Bench {
     dedup: Deduplicator,
     now: Timestamp,
@@ -41,12 +41,12 @@ impl Bench {
         }
     }
 
-    /// A batch that is stored; returns the events as they are, and the verdicts.
+    /// Judges and stores a batch. Returns the events after it, and the verdicts.
     fn batch(&mut self, events: &[HealthEvent]) -> (Vec<HealthEvent>, Vec<Treatment>) {
         self.batch_of(events, self.now)
     }
 
-    /// The same, of events that were accepted at `accepted` and come now.
+    /// Judges and stores a batch of events that were accepted at `accepted` and arrive now.
     fn batch_of(
         &mut self,
         events: &[HealthEvent],
@@ -66,12 +66,12 @@ impl Bench {
         (events, verdicts)
     }
 
-    /// Returns true if an event that comes alone, after `wait` seconds, passes as it is.
+    /// Returns true if a single event, after `wait` seconds, passes unchanged.
     fn passes(&mut self, wait: i64, event: &HealthEvent) -> bool {
         self.now += SignedDuration::from_secs(wait);
         let mut event = event.clone();
         event.generated_timestamp = Some(json::proto_timestamp(self.now));
-        // Two reports of one second are two.
+        // Two reports within one second must differ.
         event.message = self.seq.to_string();
         let strategy = event.processing_strategy.max(1);
         let (events, verdicts) = self.batch(&[event]);
@@ -130,7 +130,7 @@ fn a_repeat_within_the_window_is_for_analysis_only_and_says_of_what() {
         id: first[0].id.clone(),
         seq: Some(1.into()),
     };
-    // Without a time of its own it would be the same event sent again, see below.
+    // Without a time of its own it would count as a retry, see below.
     assert_eq!(verdicts, [Treatment::Passes]);
     let timed = with(|event| {
         event.generated_timestamp = Some(json::proto_timestamp(at(60)));
@@ -213,7 +213,7 @@ fn what_is_the_same_and_what_is_not() {
             |event| event.entities_impacted = entities(&[("PCI", "u"), ("GPU_UUID", "a")]),
             false,
         ),
-        // Texts that read the same when they are put behind one another.
+        // Texts that are equal when concatenated.
         (
             |event| event.error_code = vec!["12".into(), "3".into()],
             |event| event.error_code = vec!["1".into(), "23".into()],
@@ -231,8 +231,8 @@ fn what_is_the_same_and_what_is_not() {
     }
 }
 
-/// In NVSentinel a fault that has become fatal is held back for minutes, for gravity and
-/// action are no part of what makes two reports the same.
+/// In NVSentinel a fault that has become fatal is held back for minutes, because gravity and
+/// action are not part of its key.
 #[test]
 fn a_change_of_what_is_to_be_done_is_never_held_back() {
     let table: [(&str, Edit); 8] = [
@@ -264,11 +264,11 @@ fn a_change_of_what_is_to_be_done_is_never_held_back() {
     let mut bench = Bench::new();
     assert!(bench.passes(0, &fault()));
     for (what, edit) in table {
-        // Each also differs from the one before, and milder ones count as well.
+        // Each edit also differs from the previous one, and milder reports pass as well.
         assert!(bench.passes(1, &with(edit)), "{what}");
         assert!(!bench.passes(1, &with(edit)), "{what}");
     }
-    // The same fault among others, with another word on it, makes the first word new again.
+    // A different report that names the fault among others makes the first report new again.
     assert!(bench.passes(
         1,
         &with(|event| {
@@ -292,13 +292,13 @@ fn only_reports_that_open_faults_are_looked_at() {
         // NVSentinel promotes a repeated STORE_ONLY event to STORE_AND_ANALYSE.
         assert!(bench.passes(0, &with(edit)));
         assert!(bench.passes(1, &with(edit)));
-        // And what opens no fault does not hold back what does.
+        // An event that opens no fault must not hold back one that does.
         assert!(bench.passes(1, &fault()));
         assert!(!bench.passes(1, &fault()));
         assert!(bench.passes(1, &with(edit)));
         assert!(!bench.passes(1, &fault()));
     }
-    // A strategy that we do not know opens faults, and is not ours to change.
+    // An unknown strategy opens faults, and is not changed.
     let unknown = with(|event| event.processing_strategy = 9);
     let mut bench = Bench::new();
     assert!(bench.passes(0, &fault()));
@@ -340,7 +340,7 @@ fn a_recovery_passes_and_forgets_what_it_may_have_healed_and_nothing_else() {
         (|event| event.node_name = "n2".into(), false),
         (|event| event.check_name = "Other".into(), false),
         (|event| event.agent = "other".into(), false),
-        // It closes no fault.
+        // An event with this strategy closes no fault.
         (|event| event.processing_strategy = 2, false),
     ];
     for (number, (edit, heals)) in table.into_iter().enumerate() {
@@ -407,7 +407,7 @@ fn repeats_of_one_batch_name_its_first() {
     assert_eq!(strategies, [1, 3, 1, 1, 3]);
 }
 
-/// A report holds back others only once it is stored, and only if nothing came between.
+/// A report holds back others only once it is stored, and only if nothing came in between.
 #[test]
 fn a_report_that_was_not_stored_holds_nothing_back() {
     let begin = |bench: &mut Bench, text: &str| {
@@ -417,7 +417,7 @@ fn a_report_that_was_not_stored_holds_nothing_back() {
         let verdict = bench.dedup.judge(&mut batch, 0, &mut event, bench.now);
         (batch, verdict == Treatment::Passes)
     };
-    // It fails: the next attempt passes.
+    // Storing fails: the next attempt passes.
     let mut bench = Bench::new();
     let (batch, _) = begin(&mut bench, "a");
     bench.dedup.not_stored(batch);
@@ -425,13 +425,13 @@ fn a_report_that_was_not_stored_holds_nothing_back() {
     assert!(bench.passes(1, &fault()));
     assert!(!bench.passes(1, &fault()));
 
-    // Nobody says what became of it: the same.
+    // Without a result, the next attempt passes as well.
     let mut bench = Bench::new();
     drop(begin(&mut bench, "a"));
     assert!(bench.passes(1, &fault()));
 
-    // Two at once: neither holds back the other, the later one counts, and the failure of
-    // the earlier one does not undo it.
+    // Two concurrent batches: neither holds back the other, the later one counts, and the
+    // failure of the earlier one does not undo it.
     let mut bench = Bench::new();
     let (first, _) = begin(&mut bench, "a");
     let (second, passed) = begin(&mut bench, "b");
@@ -440,7 +440,7 @@ fn a_report_that_was_not_stored_holds_nothing_back() {
     bench.dedup.not_stored(first);
     assert!(!bench.passes(1, &fault()));
 
-    // A recovery that comes while it is being stored.
+    // A recovery that arrives while the report is being stored.
     let mut bench = Bench::new();
     let (batch, _) = begin(&mut bench, "a");
     assert!(bench.passes(0, &healthy(|_| ())));
@@ -448,7 +448,7 @@ fn a_report_that_was_not_stored_holds_nothing_back() {
     assert!(bench.passes(1, &fault()));
 }
 
-/// One sender's faults of a node are not all held against each other.
+/// The number of remembered faults of one scope is limited.
 #[test]
 fn faults_of_one_scope_are_remembered_up_to_a_number() {
     let mut bench = Bench::new();
@@ -471,7 +471,7 @@ fn where_there_is_no_room_reports_pass_and_room_comes_back() {
         .count();
     assert!((4..20).contains(&fits), "{fits}");
     assert!(bench.dedup.bytes <= 4_000);
-    // Those that are known still hold back; one that is not passes each time.
+    // Remembered faults still hold back repeats; one beyond the limit passes each time.
     assert!(!bench.passes(1, &of(0)));
     let (events, verdicts) = bench.batch(&[of(50)]);
     assert_eq!(
@@ -519,7 +519,7 @@ fn what_was_stored_before_a_restart_is_recalled() {
     assert!(after.passes(0, &with(|event| event.node_name = "n3".into())));
 }
 
-/// The scenario of NVSentinel's own end-to-end test: of 26 events 8 reach the reactions.
+/// The scenario of NVSentinel's own end-to-end test: 8 of 26 events reach the reactions.
 #[test]
 fn of_26_xid_events_eight_pass() {
     let xid = |code: &str, list: &[(&str, &str)]| {

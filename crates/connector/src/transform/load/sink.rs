@@ -1,6 +1,7 @@
-//! The target of the gRPC sink, and its TLS: the keys `GRPCSink...` of `config.json`.
+//! Target of the gRPC sink, and its TLS: the keys `GRPCSink...` of `config.json`.
 //!
-//! NVSentinel has the target and the token. The certificates are ours: its sink knows no TLS.
+//! NVSentinel has the target and the token. The certificates are an extension: its sink does not
+//! support TLS.
 
 use core::net::{IpAddr, Ipv6Addr};
 
@@ -9,47 +10,46 @@ use model::event::MAX_NAME_BYTES;
 
 use super::{ConnectorKeys, line_that_sets};
 
-/// The beginning of a target that is talked to by TLS.
+/// Prefix of a target that uses TLS.
 const SECURED: &str = "https://";
-/// The beginnings that other targets may have: the forms of gRPC for the name of a host, and that
-/// of an address.
+/// Prefixes of targets without TLS: gRPC's forms for a host name, and its form for an address.
 const IN_THE_OPEN: [&str; 4] = ["dns:///", "passthrough:///", "dns:", "http://"];
 
-/// A gRPC service that gets every event, too.
+/// A gRPC service that receives every event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forward {
-    /// Its host: a name, or an IP address without brackets.
+    /// Host name, or IP address without brackets.
     pub host: String,
-    /// Its port.
+    /// TCP port of the service.
     pub port: u16,
-    /// The file with the token for it, as it is written there; may be empty.
+    /// Path of the file with the bearer token, as configured; may be empty.
     pub token: String,
-    /// The files for TLS; `None`: it is talked to in the open.
+    /// Files for TLS; `None` for a connection without TLS.
     pub tls: Option<ForwardTls>,
 }
 
-/// Files in PEM form, as they are written there.
+/// Paths of PEM files, as configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardTls {
-    /// The certificates of the authority that the target is trusted by.
+    /// Certificates of the authority that signs the target's certificate.
     pub authority: String,
-    /// The certificate that is shown to it, and its key.
+    /// Client certificate and key.
     pub own: Option<(String, String)>,
 }
 
-/// Returns whether a host is this machine by its name or address, so that what is sent there does
-/// not leave it.
+/// Returns true if a host is this machine by its name or address, so that data sent there stays
+/// on the machine.
 pub fn is_this_machine(host: &str) -> bool {
     let address = host.parse::<IpAddr>();
     host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// Returns whether a file for TLS is named.
+/// Returns true if a file for TLS is configured.
 pub(super) fn names_certificates(keys: &ConnectorKeys) -> bool {
     certificates(keys).iter().any(|(_, path)| !path.is_empty())
 }
 
-/// Reads the keys, with all findings about them together.
+/// Reads the keys. Reports all findings together.
 pub(super) fn forward(
     keys: &ConnectorKeys,
     text: &str,
@@ -81,7 +81,7 @@ pub(super) fn forward(
                 .to_owned(),
         );
     }
-    // Who names certificates means TLS, and is not to send in the open unawares.
+    // A configuration with certificates intends TLS, and must not send in plain text unnoticed.
     let first = named.into_iter().flatten().next();
     if let Some((first, _)) = first.filter(|_| address.is_some() && !secured) {
         let what = format!("{first} is for TLS: write GRPCSinkTarget as https://HOST:PORT");
@@ -141,8 +141,8 @@ fn host_and_port(target: &str) -> Option<(String, u16)> {
 // === impl Forward ===
 
 impl Forward {
-    /// Returns the warning for an operator that others may read the events on the way. NVSentinel's
-    /// file cannot say it otherwise, so it is no error.
+    /// Returns the warning that others may read the events on the way. NVSentinel's file cannot
+    /// configure TLS, so plain text is not an error.
     pub(super) fn warning(&self, source: &str) -> Option<String> {
         if self.tls.is_some() || is_this_machine(&self.host) {
             return None;
@@ -281,7 +281,7 @@ mod tests {
             ..alone
         };
         assert_eq!(tls(own), mutual);
-        // Switched off, they are said to be of no use, as the token is.
+        // With the sink disabled, the keys are reported as unused, as the token is.
         let off = connector(r#"{"GRPCSinkCAPath": "ca.crt"}"#, "c").unwrap();
         assert!(
             off.notes[0].contains("GRPCSinkCAPath") && off.notes[0].contains("switched off"),

@@ -80,7 +80,7 @@ fn the_lengths_of_conditions_are_what_the_file_says() {
     assert!(error.starts_with("c:2: MaxNode"), "{error}");
 }
 
-/// There a whole number of requests per second ends the start.
+/// In NVSentinel, a whole number of requests per second is an error at the start.
 #[test]
 fn numbers_and_switches_are_read_in_every_form_in_use() {
     for number in ["5", "5.00", "1e1"] {
@@ -162,7 +162,7 @@ fn what_is_wrong_with_a_transformers_file_is_named_with_its_line() {
     let long = format!("allowedLabels = [\"{}\"]", "x".repeat(600));
     let many = "enabled = true\n".to_owned()
         + &"[[rules]]\nname = 'r'\nwhen = 'true'\noverride = { isFatal = true }\n".repeat(257);
-    // An override whose first line is the third.
+    // An override on the third line.
     let rule = |rule: &str| format!("enabled = true\n[[rules]]\n{rule}\n");
     let change = |change: &str| {
         rule(&format!(
@@ -235,7 +235,7 @@ fn what_is_wrong_with_a_transformers_file_is_named_with_its_line() {
             change("recommendedAction = 'REBOOT'"),
             "f:5: rule 'r': recommendedAction 'REBOOT' is unknown",
         ),
-        // NVSentinel takes it and makes events that it would itself refuse.
+        // NVSentinel accepts the rule and creates events that it would itself refuse.
         (
             of_overrides,
             change("recommendedAction = 'CUSTOM'"),

@@ -1,9 +1,9 @@
-//! Any events, held against the fault book.
+//! Arbitrary events, compared with the fault book.
 
 use super::*;
 
-/// Few values, so that events often meet: healthy, fatal, devices, codes, action, strategy,
-/// wait in seconds.
+/// Few values, so that events often meet: healthy, fatal, devices, codes, action, strategy, wait
+/// in seconds.
 fn any_event() -> impl Strategy<Value = (HealthEvent, i64)> {
     let device = prop_oneof![
         Just(("PCI", "0000:b3:00")),
@@ -39,7 +39,7 @@ fn any_event() -> impl Strategy<Value = (HealthEvent, i64)> {
         )
 }
 
-/// The seconds since an event was accepted that comes now, and whether it is a count.
+/// Seconds since the acceptance of a late event, and whether it is a count of repeats.
 fn late() -> impl Strategy<Value = (i64, bool)> {
     prop_oneof![
         3 => Just((0, false)),
@@ -47,7 +47,7 @@ fn late() -> impl Strategy<Value = (i64, bool)> {
     ]
 }
 
-/// Else what is new would be held back by what opens nothing.
+/// Otherwise a late event that opens no fault could hold back a new one.
 #[test]
 fn what_comes_late_holds_back_nothing() {
     let mut bench = Bench::new();
@@ -64,7 +64,7 @@ fn what_comes_late_holds_back_nothing() {
         assert_eq!(verdicts, [Treatment::Passes]);
         assert_eq!(bench.passes(1, &fault()), !holds_back, "{ago}");
     }
-    // It is held back itself, where a report of now stands before it.
+    // The late event itself is held back by a current report before it.
     bench.passes(0, &healthy(|_| ()));
     assert!(bench.passes(0, &fault()));
     bench.now += SignedDuration::from_secs(60);
@@ -77,7 +77,7 @@ fn what_comes_late_holds_back_nothing() {
     ));
 }
 
-/// Returns the open faults, as far as anybody acts upon them.
+/// Returns the open faults, with the fields that affect reactions.
 fn open(book: &FaultBook) -> Vec<(String, String, bool, i32, Authority)> {
     let open = |fault: &Fault| {
         (
@@ -92,7 +92,7 @@ fn open(book: &FaultBook) -> Vec<(String, String, bool, i32, Authority)> {
 }
 
 proptest! {
-    /// Whatever comes: the faults that are open are those that would be open without it.
+    /// For any events, the open faults are the same as without deduplication.
     #[test]
     fn what_is_held_back_would_have_changed_nothing(
         events in proptest::collection::vec((any_event(), late()), 1..40),
