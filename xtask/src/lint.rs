@@ -8,6 +8,7 @@ mod dependencies;
 mod floors;
 mod metrics;
 mod modules;
+mod prose;
 mod requirements;
 mod skips;
 mod sources;
@@ -59,6 +60,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(dependencies::check(&all, &lists));
     findings.extend(sources::check(&root)?);
     findings.extend(modules::check(&root)?);
+    findings.extend(prose::check(&root)?);
     findings.extend(requirements::check(&root)?);
     findings.extend(metrics::check(&root)?);
     findings.extend(skips::check(&root)?);
