@@ -74,7 +74,7 @@ pub(super) trait Stage {
     fn answers_lost(&mut self);
 }
 
-/// Number of stages.
+/// Number of stages, with the one for tests.
 const STAGES: usize = if cfg!(test) { 6 } else { 5 };
 
 /// Stages of one node.

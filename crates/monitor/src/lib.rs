@@ -80,9 +80,9 @@ pub struct Frame {
     pub connector: Connector,
     /// List of sources in the process's status.
     pub sources: Sources,
-    /// The process's metrics.
+    /// Metrics of the process, in which the monitor registers its own.
     pub metrics: Metrics,
-    /// The clock.
+    /// Source of the current time.
     pub clock: fn() -> Timestamp,
 }
 

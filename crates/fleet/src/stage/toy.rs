@@ -19,9 +19,9 @@ const AFTER: SignedDuration = SignedDuration::from_hours(24);
 /// State of the toy stage of one node.
 #[derive(Debug, Default)]
 pub(crate) struct Toy {
-    /// Session for which a person was paged last.
+    /// Session that a person was paged about last.
     paged: Option<String>,
-    /// Time at which a person is paged.
+    /// Time of the page.
     due: Option<Timestamp>,
 }
 
