@@ -1,5 +1,5 @@
-//! `docs/requirements.md` and `docs/known-faults.md`: every row of their tables has a
-//! state, and what is built names tests that exist.
+//! Checks `docs/requirements.tsv` and `docs/known-faults.tsv`: every row has an id of its own and a
+//! state, a row that is built names tests that exist, and any other row says why.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,30 +7,35 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use anyhow::Context as _;
+
 use super::{
     Finding,
     tokens::{functions, parse, test_functions},
 };
 
-/// A page whose tables have rows with a state and the tests that show it.
-struct Page {
+/// A table of tab-separated values: id, text, state, and tests or the reason of the state.
+struct Table {
     file: &'static str,
-    /// The columns of its tables. The first is the id, the last two are state and tests.
-    columns: &'static [&'static str],
-    /// The first is the one that tests have to show.
-    states: &'static [&'static str],
+    columns: [&'static str; 4],
+    /// State of a row whose last cell lists the tests that show it.
+    built: &'static str,
+    /// States of rows whose last cell is a reason.
+    not_built: &'static [&'static str],
 }
 
-const REQUIREMENTS: Page = Page {
-    file: "docs/requirements.md",
-    columns: &["id", "requirement", "state", "shown by"],
-    states: &["done", "later", "declined"],
+const REQUIREMENTS: Table = Table {
+    file: "docs/requirements.tsv",
+    columns: ["id", "requirement", "state", "tests or why"],
+    built: "done",
+    not_built: &["later", "declined"],
 };
 
-const KNOWN_FAULTS: Page = Page {
-    file: "docs/known-faults.md",
-    columns: &["id", "fault there", "state", "shown by"],
-    states: &["mended", "open", "later", "declined"],
+const KNOWN_FAULTS: Table = Table {
+    file: "docs/known-faults.tsv",
+    columns: ["id", "fault", "state", "tests or why"],
+    built: "fixed",
+    not_built: &["open", "later", "declined"],
 };
 
 pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
@@ -38,142 +43,82 @@ pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
         root,
         known: BTreeMap::new(),
     };
+    let mut exists = |file: &str, name: &str| tests.find(file, name);
     let mut findings = Vec::new();
-    for page in [REQUIREMENTS, KNOWN_FAULTS] {
-        match fs::read_to_string(root.join(page.file)) {
-            Ok(text) => {
-                let mut exists = |file: &str, name: &str| tests.find(file, name);
-                findings.extend(check_text(&page, &text, &mut exists));
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                findings.push(page.finding(0, "does not exist"));
-            }
-            Err(error) => return Err(error.into()),
-        }
+    for table in [REQUIREMENTS, KNOWN_FAULTS] {
+        let text = fs::read_to_string(root.join(table.file))
+            .with_context(|| format!("read {}", table.file))?;
+        findings.extend(check_text(&table, &text, &mut exists));
     }
     Ok(findings)
 }
 
-impl Page {
-    fn finding(&self, line: usize, message: impl Into<String>) -> Finding {
-        Finding {
-            file: PathBuf::from(self.file),
-            line,
-            message: message.into(),
-        }
-    }
-}
-
-/// Checks all rows; `exists` says what is wrong with a test, if anything.
+/// Checks all rows. `exists` returns an error for a test that is not in its file.
 fn check_text(
-    page: &Page,
+    table: &Table,
     text: &str,
     exists: &mut dyn FnMut(&str, &str) -> Result<(), String>,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let mut finding = |line: usize, message: String| {
+        findings.push(Finding {
+            file: PathBuf::from(table.file),
+            line,
+            message,
+        });
+    };
+    let mut lines = (1..).zip(text.lines());
+    if lines.next().map(|(_, header)| header) != Some(&table.columns.join("\t")) {
+        let columns = table.columns.join(", ");
+        finding(1, format!("the first line has the columns {columns}"));
+    }
     let mut ids = BTreeSet::new();
-    let (mut in_table, mut rows) = (false, 0);
-    for (number, line) in (1..).zip(text.lines()) {
-        let cells = cells(line);
-        if cells.is_empty() {
-            in_table = false;
-            continue;
-        }
-        if !in_table {
-            in_table = true;
-            let header: Vec<String> = cells.iter().map(|cell| cell.to_lowercase()).collect();
-            if header != page.columns {
-                let columns = page.columns.join(" | ");
-                findings.push(page.finding(number, format!("a table's columns are {columns}")));
-            }
-            continue;
-        }
-        if cells
-            .iter()
-            .all(|cell| cell.chars().all(|sign| sign == '-' || sign == ':'))
-        {
-            continue;
-        }
-        rows += 1;
-        let (count, expected) = (cells.len(), page.columns.len());
-        let [id, .., state, shown_by] = cells.as_slice() else {
-            findings.push(page.finding(number, format!("{count} cells, expected {expected}")));
+    for (line, row) in lines {
+        let cells: Vec<&str> = row.split('\t').collect();
+        let [id, text, state, last] = cells.as_slice() else {
+            finding(line, format!("{} cells, expected 4", cells.len()));
             continue;
         };
-        if count != expected {
-            findings.push(page.finding(number, format!("{count} cells, expected {expected}")));
-            continue;
+        if id.is_empty() || text.is_empty() {
+            finding(line, "the id or the text is empty".to_owned());
         }
-        if !ids.insert((*id).to_owned()) {
-            findings.push(page.finding(number, format!("{id} is there twice")));
+        if !ids.insert(*id) {
+            finding(line, format!("{id} is there twice"));
         }
-        // A state may be followed by its reason.
-        let state = state.split([' ', ',', ':', ';']).next().unwrap_or_default();
-        if !page.states.contains(&state) {
-            let states = page.states.join(", ");
-            findings.push(page.finding(
-                number,
-                format!("{id}: no state '{state}'; there are {states}"),
-            ));
-        }
-        let named = named_tests(shown_by);
-        if page.states.first() == Some(&state) && named.is_empty() {
-            findings.push(page.finding(
-                number,
-                format!("{id} is {state} and names no `file.rs::test`"),
-            ));
-        }
-        for (file, name) in named {
-            if let Err(error) = exists(file, name) {
-                findings.push(page.finding(number, format!("{id}: {error}")));
+        if table.not_built.contains(state) {
+            if last.is_empty() {
+                finding(line, format!("{id} is {state} and has no reason"));
+            }
+        } else if *state != table.built {
+            let (built, others) = (table.built, table.not_built.join(", "));
+            let states = format!("the states are {built}, {others}");
+            finding(line, format!("{id} has the state '{state}'; {states}"));
+        } else if last.is_empty() {
+            finding(line, format!("{id} is {state} and names no test"));
+        } else {
+            for test in last.split(' ') {
+                // Modules may stand between file and test: `path::module::test`.
+                let checked = match test.split_once("::") {
+                    Some((file, rest)) => exists(file, rest.rsplit("::").next().unwrap_or(rest)),
+                    None => Err(format!("'{test}' is not of the form file.rs::test")),
+                };
+                if let Err(error) = checked {
+                    finding(line, format!("{id}: {error}"));
+                }
             }
         }
     }
-    if rows == 0 {
-        findings.push(page.finding(0, "has no row in it"));
+    if text.lines().count() < 2 {
+        finding(0, "has no row".to_owned());
     }
     findings
 }
 
-/// Returns the cells of a table's line; none for any other line. `\|` is no border.
-fn cells(line: &str) -> Vec<&str> {
-    let line = line.trim();
-    let Some(inner) = line
-        .strip_prefix('|')
-        .and_then(|line| line.strip_suffix('|'))
-    else {
-        return Vec::new();
-    };
-    let mut cells = Vec::new();
-    let (mut start, mut escaped) = (0, false);
-    for (at, sign) in inner.char_indices() {
-        if sign == '|' && !escaped {
-            cells.push(inner.get(start..at).unwrap_or_default().trim());
-            start = at + 1;
-        }
-        escaped = sign == '\\' && !escaped;
-    }
-    cells.push(inner.get(start..).unwrap_or_default().trim());
-    cells
-}
-
-/// Returns what stands in backticks as `path::test_name`, as file and name. Modules between them
-/// are allowed: `path::module::test_name`.
-fn named_tests(cell: &str) -> Vec<(&str, &str)> {
-    let in_backticks = cell.split('`').skip(1).step_by(2);
-    in_backticks
-        .filter_map(|code| {
-            let (file, rest) = code.split_once("::")?;
-            Some((file, rest.rsplit("::").next().unwrap_or(rest)))
-        })
-        .collect()
-}
-
-/// The directory of the tests that every store has to pass. A macro beside it makes tests of those
-/// that it lists, one a line.
+/// Directory of the tests that every store has to pass. The macro in the file of the same name lists
+/// the functions that become tests, one a line.
 const CONFORMANCE: &str = "crates/store/src/conformance";
 
-/// The tests of each file that was asked for.
+/// Tests by file, read on first use.
 struct Tests<'a> {
     root: &'a Path,
     known: BTreeMap<String, Result<Vec<String>, String>>,
@@ -208,43 +153,37 @@ impl Tests<'_> {
 mod tests {
     use super::*;
 
-    /// Returns the findings for rows below a right header, with two tests that exist.
-    fn found(rows: &str) -> Vec<String> {
-        let text = format!(
-            "# Title\n\n| id | Requirement | state | shown by |\n|---|:--|---|---|\n{rows}\n"
-        );
+    /// Returns the findings for rows below a correct header, with two tests that exist.
+    fn found(table: &Table, rows: &str) -> Vec<String> {
+        let text = format!("{}\n{rows}\n", table.columns.join("\t"));
         let mut exists = |file: &str, name: &str| match (file, name) {
             ("a.rs", "one" | "two") => Ok(()),
             _ => Err(format!("no test '{name}' in {file}")),
         };
-        check_text(&REQUIREMENTS, &text, &mut exists)
+        check_text(table, text.trim_end_matches('\n'), &mut exists)
             .into_iter()
             .map(|finding| finding.to_string())
             .collect()
     }
 
     #[test]
-    fn a_row_has_a_state_and_tests_that_exist() {
+    fn a_row_has_a_state_and_tests_that_exist_or_a_reason() {
         let cases = [
-            ("| R1 | x | done | `a.rs::one`, `a.rs::module::two` |", ""),
-            ("| R1 | `a \\| b` | later, step 2 | |", ""),
-            ("| R1 | x | declined: too dear | none |", ""),
-            ("| R1 | x | done | |", "R1 is done and names no"),
-            ("| R1 | x | done | see `a.rs` |", "R1 is done and names no"),
-            (
-                "| R1 | x | done | `a.rs::three` |",
-                "no test 'three' in a.rs",
-            ),
-            ("| R1 | x | soon | |", "no state 'soon'"),
-            ("| R1 | x | done |", "3 cells, expected 4"),
-            (
-                "| R1 | x | later | |\n| R1 | y | later | |",
-                "R1 is there twice",
-            ),
+            ("R1\tx\tdone\ta.rs::one a.rs::module::two", ""),
+            ("R1\ta | b\tlater\tdatabases", ""),
+            ("R1\tx\tdeclined\ttoo expensive", ""),
+            ("R1\tx\tdone\t", "R1 is done and names no test"),
+            ("R1\tx\tdone\ta.rs", "'a.rs' is not of the form"),
+            ("R1\tx\tdone\ta.rs::three", "no test 'three' in a.rs"),
+            ("R1\tx\tlater\t", "R1 is later and has no reason"),
+            ("R1\tx\tsoon\ty", "R1 has the state 'soon'"),
+            ("R1\tx\tdone", "3 cells, expected 4"),
+            ("\tx\tlater\ty", "is empty"),
+            ("R1\tx\tlater\ty\nR1\ty\tlater\ty", "R1 is there twice"),
             ("", "no row"),
         ];
         for (rows, expected) in cases {
-            let found = found(rows);
+            let found = found(&REQUIREMENTS, rows);
             let matches = match expected {
                 "" => found.is_empty(),
                 _ => found.len() == 1 && found[0].contains(expected),
@@ -254,28 +193,21 @@ mod tests {
     }
 
     #[test]
-    fn a_finding_has_its_line_and_other_tables_are_refused() {
-        assert!(found("| R1 | x | soon | |")[0].starts_with("docs/requirements.md:5: "));
-        let found = check_text(&REQUIREMENTS, "| a | b |\n|---|---|\n", &mut |_, _| Ok(()));
+    fn a_finding_has_its_line_and_other_columns_are_refused() {
+        let rows = found(&REQUIREMENTS, "R1\tx\tsoon\ty");
+        assert!(rows[0].starts_with("docs/requirements.tsv:2: "), "{rows:?}");
+        let found = check_text(&REQUIREMENTS, "a\tb\nR1\tx\tlater\ty", &mut |_, _| Ok(()));
         assert!(
-            found[0]
-                .to_string()
-                .contains("columns are id | requirement"),
+            found[0].to_string().contains("id, requirement"),
             "{found:?}"
         );
     }
 
     #[test]
-    fn a_fault_that_is_mended_names_its_test() {
-        let table = |row: &str| {
-            let text =
-                format!("| id | fault there | state | shown by |\n|---|---|---|---|\n{row}\n");
-            check_text(&KNOWN_FAULTS, &text, &mut |_, _| Ok(())).len()
-        };
-        assert_eq!(table("| F1 | x | mended | `a.rs::one` |"), 0);
-        assert_eq!(table("| F1 | x | open: no time | |"), 0);
-        assert_eq!(table("| F1 | x | mended | |"), 1);
-        assert_eq!(table("| F1 | x | y | mended | `a.rs::one` |"), 1);
+    fn the_states_of_known_faults_are_their_own() {
+        assert_eq!(found(&KNOWN_FAULTS, "F1\tx\tfixed\ta.rs::one").len(), 0);
+        assert_eq!(found(&KNOWN_FAULTS, "F1\tx\topen\tno time").len(), 0);
+        assert_eq!(found(&KNOWN_FAULTS, "F1\tx\tdone\ta.rs::one").len(), 1);
     }
 
     #[test]
