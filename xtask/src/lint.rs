@@ -8,6 +8,7 @@ mod dependencies;
 mod floors;
 mod metrics;
 mod modules;
+mod pages;
 mod prose;
 mod requirements;
 mod skips;
@@ -62,6 +63,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(modules::check(&root)?);
     findings.extend(prose::check(&root)?);
     findings.extend(requirements::check(&root)?);
+    findings.extend(pages::check(&root)?);
     findings.extend(metrics::check(&root)?);
     findings.extend(skips::check(&root)?);
     findings.extend(containerfile::check(&root)?);
