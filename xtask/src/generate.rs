@@ -144,11 +144,54 @@ fn command_reference(root: &Path) -> anyhow::Result<(PathBuf, Vec<u8>)> {
     if !output.status.success() {
         bail!("'gpuwarden reference' failed: {}", output.status);
     }
-    Ok((root.join("docs/cli.md"), output.stdout))
+    let reference = String::from_utf8(output.stdout).context("read the command reference")?;
+    Ok((
+        root.join("docs/cli.md"),
+        with_overview(&reference).into_bytes(),
+    ))
+}
+
+/// Returns the command reference with a table of all commands before the first one.
+fn with_overview(reference: &str) -> String {
+    let mut table = String::from("\n| command | what it does |\n|---|---|\n");
+    let mut sections = reference.split("\n## `");
+    let head = sections.next().unwrap_or_default();
+    for section in sections {
+        let (name, text) = section.split_once('`').unwrap_or((section, ""));
+        let about = text.trim_start().lines().next().unwrap_or_default();
+        // The first sentence; the section has the rest.
+        let about = about.split(". ").next().unwrap_or_default();
+        let short = name.strip_prefix("gpuwarden ").unwrap_or(name);
+        let anchor = name.replace(' ', "-");
+        let about = about.trim_end_matches('.').replace('|', "\\|");
+        table.push_str(&format!("| [`{short}`](#{anchor}) | {about} |\n"));
+    }
+    let rest = reference.get(head.len()..).unwrap_or_default();
+    format!("{head}{table}{rest}")
 }
 
 fn tempdir() -> anyhow::Result<PathBuf> {
     let dir = std::env::temp_dir().join(format!("gpuwarden-generate-{}", std::process::id()));
     std::fs::create_dir_all(&dir)?;
     Ok(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_begins_with_a_table_of_its_commands() {
+        let reference = "# Reference\n\nExit codes.\n\n## `gpuwarden run`\n\nWatch this. More.\n\n\
+                         ## `gpuwarden policy lint`\n\nCheck a | b\n";
+        let table = "| command | what it does |\n|---|---|\n\
+                     | [`run`](#gpuwarden-run) | Watch this |\n\
+                     | [`policy lint`](#gpuwarden-policy-lint) | Check a \\| b |\n";
+        let expected = reference.replacen(
+            "## `gpuwarden run`",
+            &format!("{table}\n## `gpuwarden run`"),
+            1,
+        );
+        assert_eq!(with_overview(reference), expected);
+    }
 }
