@@ -13,7 +13,7 @@ use super::{Finding, relative};
 
 /// Pages that name files by room: `fleet/look.rs` is `crates/fleet/src/look.rs`. A path beside
 /// another one may start in a directory of that one.
-const BY_ROOM: [&str; 2] = ["ARCHITECTURE.md", "docs/where.md"];
+const BY_ROOM: [&str; 3] = ["ARCHITECTURE.md", "docs/simulation.md", "docs/where.md"];
 
 /// The page whose rows are single lines, at most [`MAX_ROW`] characters long.
 const ROWS: &str = "docs/where.md";
