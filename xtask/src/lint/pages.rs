@@ -177,8 +177,8 @@ fn headings(text: &str) -> Vec<String> {
 }
 
 /// Returns what is wrong with the paths of a page. Without `by_room`, only paths from the root are
-/// checked. In the forms "`name` in `file.rs`" and "`name` (`file.rs`)" the file has to contain the
-/// name.
+/// checked. In the forms "`name`, `name` in `file.rs`" and "`name` (`file.rs`)" the file has to
+/// contain the names.
 fn missing_paths(root: &Path, text: &str, by_room: bool) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut near: Vec<PathBuf> = Vec::new();
@@ -192,14 +192,20 @@ fn missing_paths(root: &Path, text: &str, by_room: bool) -> Vec<(usize, String)>
         if text.is_empty() || text.starts_with('|') {
             near.clear();
         }
-        let mut symbol: Option<&str> = None;
+        let mut names: Vec<&str> = Vec::new();
         for (token, between) in tokens(text, in_code) {
-            let name = symbol
-                .take()
-                .filter(|name| is_name(name) && [" in ", " (", " (e2e "].contains(&between));
             if !is_path(token) {
-                symbol = Some(token);
+                if between != ", " {
+                    names.clear();
+                }
+                if is_name(token) {
+                    names.push(token);
+                }
                 continue;
+            }
+            let mut names = std::mem::take(&mut names);
+            if ![" in ", " (", " (e2e "].contains(&between) {
+                names.clear();
             }
             let first = token.split('/').next().unwrap_or_default();
             if !by_room && !TREES.contains(&first) {
@@ -210,11 +216,15 @@ fn missing_paths(root: &Path, text: &str, by_room: bool) -> Vec<(usize, String)>
                 found.push((line, format!("{token} does not exist")));
                 continue;
             };
-            let source = name.map(|_| fs::read_to_string(&path).unwrap_or_default());
-            if let (Some(name), Some(source)) = (name, source)
-                && !source.contains(name.rsplit("::").next().unwrap_or(name))
-            {
-                found.push((line, format!("{token} has no '{name}'")));
+            let source = if names.is_empty() {
+                String::new()
+            } else {
+                fs::read_to_string(&path).unwrap_or_default()
+            };
+            for name in names {
+                if !source.contains(name.rsplit("::").next().unwrap_or(name)) {
+                    found.push((line, format!("{token} has no '{name}'")));
+                }
             }
             near.splice(0..0, [path.with_extension("")]);
             let parents = path.ancestors().skip(1);
@@ -324,8 +334,13 @@ mod tests {
         }
         assert_eq!(found("a\n`fleet/gone.rs`").len(), 1);
         assert_eq!(found("`fleet/look.rs`\n\n`stage/drain.rs`").len(), 1);
-        let renamed = found("`choose` in `fleet/look.rs`");
-        assert_eq!(renamed, [(1, "fleet/look.rs has no 'choose'".to_owned())]);
+        for text in [
+            "`choose` in `fleet/look.rs`",
+            "x `choose`, `decide` (`fleet/look.rs`)",
+        ] {
+            let missing = [(1, "fleet/look.rs has no 'choose'".to_owned())];
+            assert_eq!(found(text), missing, "{text}");
+        }
         let elsewhere = |text: &str| missing_paths(dir.path(), text, false).len();
         assert_eq!(elsewhere("`fleet/gone.rs` `look.rs`"), 0);
         assert_eq!(elsewhere("`crates/fleet/src/gone.rs`"), 1);
