@@ -9,7 +9,7 @@ use contract::{Entity, RecommendedAction};
 use diagnosis::fold::Sightings;
 use host::boot::BootId;
 use model::fault::{Fault, FaultBook};
-use runtime::sources::SourceStatus;
+use runtime::sources::{SourceState, SourceStatus};
 use serde::Deserialize;
 use store::sqlite::SqliteStore;
 use store::{EventLog as _, EventQuery, EventStore};
