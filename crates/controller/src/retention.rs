@@ -20,12 +20,12 @@ const EVERY: Duration = Duration::from_secs(60);
 /// Pause between two runs while the store cannot write, to detect soon that it works again.
 const EVERY_IN_TROUBLE: Duration = Duration::from_secs(5);
 /// Time without a checkpoint after which a consumer counts as gone: renamed, or disabled. A
-/// running one saves every hour at least; a week covers a controller that is away over the
-/// holidays, and a disk that is full for as long.
+/// running one saves every hour at least; a week covers a controller that is away, and a disk
+/// that is full for as long.
 const GONE: SignedDuration = SignedDuration::from_hours(7 * 24);
-/// Age that passes of preflight checks reach, if they have closed nothing: each pod with GPUs
-/// sends some. By then no sender repeats one for a lost answer, which would be stored as a new
-/// event.
+/// Age at which passes of preflight checks are deleted if they closed no fault: every pod with
+/// GPUs sends some. An hour is longer than any sender retries; a later retry would be stored as a
+/// new event.
 const PASSES: SignedDuration = SignedDuration::from_hours(1);
 /// Pause between two parts of a long deletion, for other writes.
 const BETWEEN_PARTS: Duration = Duration::from_millis(20);

@@ -2,7 +2,7 @@
 //! the device of an event, and which reports are repeats of each other.
 //!
 //! This room does no I/O, reads no clock, and does not decide how to react to a fault;
-//! `domain`, above it, does.
+//! `model`, above it, does.
 
 pub mod catalog;
 pub mod decode;

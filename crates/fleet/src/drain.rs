@@ -1,8 +1,8 @@
 //! The fate of each pod on a node that is drained.
 //!
-//! [`fate`] is asked about each pod on its own: the configuration for its namespace and the
-//! state of the pod decide what happens next. So a namespace that waits holds up no other one,
-//! and a restart gets the same answer. [`crate::Fleet`] keeps track of failed tries.
+//! [`partial::fate_of`] decides about each pod from its state, its gang and the configuration for
+//! its namespace. So a namespace that waits holds up no other one, and a restart gets the same
+//! answer. `stage/drain/pods.rs` keeps track of failed tries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -52,7 +52,7 @@ pub(super) struct NodeEntry {
     pub(super) condition_inputs: Option<Box<ConditionInputs>>,
     /// Set while the node is out of service according to its annotations, or in a dry run would
     /// be.
-    own: Option<OutOfService>,
+    out_of_service: Option<OutOfService>,
     /// Hold that keeps the node in service, if any.
     pub(super) hold: Option<Hold>,
 }
@@ -176,7 +176,7 @@ impl NodeEntry {
     pub(super) fn remove_from_cluster(&mut self) {
         self.view = None;
         self.observed = None;
-        self.own = None;
+        self.out_of_service = None;
         self.patch.in_doubt = None;
         self.hold = None;
         // A later node of this name is another one, and has no returns.
@@ -218,11 +218,11 @@ impl NodeEntry {
             })
         });
         let times = &self.session.times;
-        self.own = self.ownership().map(|own| OutOfService {
+        self.out_of_service = self.ownership().map(|own| OutOfService {
             since: times.counted(keys::SESSION, own.since),
             forced: own.forced(),
         });
-        if self.own.is_some() {
+        if self.out_of_service.is_some() {
             self.patch.in_doubt = None;
         }
     }
@@ -252,20 +252,21 @@ impl NodeEntry {
     /// Returns whether the entry can be dropped once the node has no faults: the node is not in the
     /// cluster, has no session, and awaits no answer.
     pub(super) fn is_over(&self) -> bool {
-        let awaits =
-            self.patch.in_flight || self.stages.await_answer() || self.claim.question.is_some();
+        let awaits = self.patch.in_flight
+            || self.stages.any_awaits_answer()
+            || self.claim.question.is_some();
         self.view.is_none() && !awaits && self.session.phase == Phase::Idle
     }
 
     /// Returns whether the node's annotations say that it is in service.
     pub(super) fn in_service(&self) -> bool {
-        self.own.is_none()
+        self.out_of_service.is_none()
     }
 
     /// Returns since when the node has been out of service, if that counts in the brake's
     /// window.
     pub(super) fn out_since(&self) -> Option<Timestamp> {
-        self.own.filter(|out| !out.forced)?.since
+        self.out_of_service.filter(|out| !out.forced)?.since
     }
 
     /// Returns the node's entry in the brake if it counts as out: it is out, or may be before
@@ -276,7 +277,7 @@ impl NodeEntry {
             forced: false,
         };
         let in_doubt = self.patch.in_doubt.is_some_and(|until| now < until);
-        (self.own).or((self.patch.taking_out || in_doubt).then_some(on_the_way))
+        (self.out_of_service).or((self.patch.taking_out || in_doubt).then_some(on_the_way))
     }
 
     /// Returns how the brake counts the node: `None` if in service, else whether it was forced

@@ -5,9 +5,7 @@
 //! [`Facts`] and changes its own state; it requests everything else through [`Requests`]. If one
 //! stage depends on another, the dependency is a fact.
 //!
-//! To add a stage: a file here with its state and `impl Stage`, a field of [`Stages`] and its
-//! name in [`Stages::all`] and [`Stages::all_mut`], and, where it requests something new, an
-//! [`Effect`] and its arm in the controller.
+//! CONTRIBUTING.md has the steps to add a stage, and `toy.rs` one that does nothing but show them.
 
 use std::ops::ControlFlow;
 
@@ -66,6 +64,12 @@ pub(super) trait Stage {
 
     /// Returns whether the answer to a request is missing: until then the node's entry is kept.
     fn awaits_answer(&self) -> bool;
+
+    /// Returns what the node's way back waits for in this stage, for people; `None` where it waits
+    /// for nothing here.
+    fn awaits(&self) -> Option<&str> {
+        None
+    }
 
     /// Adjusts waits and times after the clock was put back to `now`.
     fn clock_moved_back(&mut self, now: Timestamp);
@@ -160,9 +164,15 @@ impl Stages {
         times.filter(|at| *at > now).min()
     }
 
-    /// Returns whether the answer to a request of a stage is missing.
-    pub(super) fn await_answer(&self) -> bool {
+    /// Returns whether the answer to a request of any stage is missing.
+    pub(super) fn any_awaits_answer(&self) -> bool {
         self.all().into_iter().any(Stage::awaits_answer)
+    }
+
+    /// Returns what the node's way back waits for, for people: of several stages the last, which
+    /// waits for the others.
+    pub(super) fn awaits(&self) -> Option<&str> {
+        self.all().into_iter().rev().find_map(Stage::awaits)
     }
 }
 

@@ -33,7 +33,7 @@ impl VetoState {
         let read = read.map(|veto| veto.filter(|_| observed.own.is_some()));
         let (veto, note, wrong) = match read {
             Ok(Some(veto)) => {
-                let note = format!("held back by {veto}: no drain and no repair begins");
+                let note = format!("held back by {veto}: no drain and no remediation begins");
                 (Some(veto), Some(note), false)
             }
             Ok(None) => (None, None, false),

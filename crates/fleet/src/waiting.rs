@@ -52,7 +52,7 @@ pub(super) struct BrakeState {
     pub(super) plan: Plan,
 }
 
-// === impl Switched ===
+// === impl SwitchState ===
 
 impl SwitchState {
     /// Returns the hold on all new quarantines. The circuit breaker counts only if `brake` is

@@ -1,5 +1,5 @@
 //! Generic provider: reboots a node, or resets its GPUs, by a privileged Job on the node.
-//! `domain` builds the Jobs.
+//! `maintenance` builds the Jobs.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Redfish provider: power-cycles a machine by its BMC, even if the node is unresponsive.
 //!
-//! `domain` builds requests and interprets responses; this module sends them. A signal is
+//! `maintenance` builds requests and interprets responses; this module sends them. A signal is
 //! recorded in an annotation of the node before it is sent, and the record is removed if the
 //! BMC refuses.
 

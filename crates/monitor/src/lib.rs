@@ -68,8 +68,8 @@ pub struct Monitor {
 /// Settings that all monitors of a node share.
 #[derive(Clone)]
 pub struct Frame {
-    /// Name of the node that events are about, and of a monitor that watches many nodes the
-    /// name of its own.
+    /// Name of the node that the monitor runs on. Its events are about this node unless they
+    /// name another ([`Reporter::event_about`]).
     pub node_name: String,
     /// Directory for state that survives a restart; `None` to keep none.
     pub state_dir: Option<PathBuf>,

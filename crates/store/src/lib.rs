@@ -13,7 +13,8 @@
 //! - `conformance` (cargo feature of that name): tests that every backend passes.
 //! - `memory` (same feature): a backend for tests, with gaps between positions.
 //!
-//! The store judges no event: decisions are made in `domain`.
+//! The store judges no event: decisions are made in `model`, `policy`
+//! and `fleet`.
 
 mod backend;
 #[cfg(any(test, feature = "conformance"))]

@@ -1,4 +1,4 @@
-//! Tools that run the decisions of `domain` without a live cluster: what a policy would have
+//! Tools that run the decisions of `fleet` without a live cluster: what a policy would have
 //! done ([`replay`]), how two policies differ ([`compare`]), likely mistakes in one ([`lint`]),
 //! its tests ([`cases`]), why a node is in service or not ([`why_not`]), and a search for
 //! broken invariants ([`simulate`]).

@@ -6,6 +6,7 @@
 mod check;
 mod rules;
 
+use contract::keys;
 use contract::nearest::nearest;
 use fleet::session::{Observed, Phase, foreign_session, returns};
 use fleet::{Fleet, Situation};
@@ -235,6 +236,10 @@ fn node_check(node: &str, in_cluster: Option<bool>, observed: Option<&Observed>)
         Some(true) => {
             let cordoned = observed.filter(|node| node.view.unschedulable);
             let text = match cordoned.map(|node| (&node.view, node.own.as_deref())) {
+                Some((view, None)) if view.annotations.contains_key(keys::UNTAINTED_MANUALLY) => {
+                    "the cluster has it; a person removed a quarantine taint, which ended the \
+                     session and left its cordon: it stays so"
+                }
                 Some((_, None)) => {
                     "the cluster has it, cordoned, and not by gpuwarden: it stays so"
                 }

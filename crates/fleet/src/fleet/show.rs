@@ -215,10 +215,8 @@ impl<'a> Shown<'a> {
         if let Some(veto) = veto.filter(|_| quarantined) {
             return format!("the end of {veto}");
         }
-        if let Some(awaits) = (entry.stages.remediation.awaits())
-            .or_else(|| entry.stages.drain.awaits())
-            .filter(|_| entry.session.phase.is_out())
-        {
+        let awaits = entry.stages.awaits();
+        if let Some(awaits) = awaits.filter(|_| entry.session.phase.is_out()) {
             return awaits.to_owned();
         }
         entry.session.awaits(entry.view.is_some())

@@ -1,7 +1,7 @@
 //! The drain stage: removes the pods of a node by evictions, or by a [custom resource](custom).
 //!
 //! A drain follows from the node's session: the node's mark says that it is being drained, and
-//! then each pod gets its [`crate::drain::fate`]. So a release, an uncordon and a recovery stop
+//! then each pod gets its fate ([`crate::drain`]). So a release, an uncordon and a recovery stop
 //! the drain at once, and a restarted process resumes it from the mark. The pods are watched
 //! only while they are needed.
 
@@ -128,11 +128,6 @@ impl DrainState {
             requests.journal(JournalNote::new(EntryKind::Answer, text), None);
         }
         true
-    }
-
-    /// Returns what the drain waits for, for people; `None` while no drain is under way.
-    pub(crate) fn awaits(&self) -> Option<&str> {
-        self.pods.as_ref()?.awaits.as_deref()
     }
 
     /// Returns the progress of the drain at the last look, for the records of the node's events.
@@ -375,6 +370,10 @@ impl Stage for DrainState {
 
     fn awaits_answer(&self) -> bool {
         false // A later drain of the node repeats the request.
+    }
+
+    fn awaits(&self) -> Option<&str> {
+        self.pods.as_ref()?.awaits.as_deref()
     }
 
     fn clock_moved_back(&mut self, now: Timestamp) {

@@ -57,11 +57,6 @@ pub(crate) struct RemediationState {
 // === impl RemediationState ===
 
 impl RemediationState {
-    /// Returns what the remediation awaits, for people; `None` where none is asked for.
-    pub(crate) fn awaits(&self) -> Option<&str> {
-        self.awaits.as_deref()
-    }
-
     /// Returns whether the work of an attempt has begun; `None` if not observed yet.
     pub(crate) fn has_begun(&self, attempt: &Attempt) -> Option<bool> {
         let state = Some(&self.object.state).filter(|_| self.object.is_for(&attempt.key()));
@@ -415,6 +410,10 @@ impl Stage for RemediationState {
 
     fn awaits_answer(&self) -> bool {
         false // A successor resumes the request from the node's mark.
+    }
+
+    fn awaits(&self) -> Option<&str> {
+        self.awaits.as_deref()
     }
 
     fn clock_moved_back(&mut self, _now: Timestamp) {

@@ -1,5 +1,6 @@
-//! A stage for tests, made as CONTRIBUTING says under "Add a stage": a node that asks for it by an
-//! annotation and has been out of service for a day pages a person, once for each session.
+//! A stage for tests: a node that asks for it by an annotation and has been out of service for a
+//! day pages a person, once for each session. It records nothing on the node, so another process
+//! pages again; a stage of the product has a mark (CONTRIBUTING, "Add a stage").
 //!
 //! Beside this file it needs a field of [`Stages`](super::Stages) with its places in `all` and
 //! `all_mut`, an [`Effect`], and the arm that carries the effect out (`world/look.rs`).
@@ -55,6 +56,10 @@ impl Stage for Toy {
 
     fn awaits_answer(&self) -> bool {
         false
+    }
+
+    fn awaits(&self) -> Option<&str> {
+        self.due.map(|_| "the page of a person")
     }
 
     fn clock_moved_back(&mut self, _now: Timestamp) {

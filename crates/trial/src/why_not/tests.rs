@@ -245,6 +245,26 @@ fn a_quarantined_node_is_told_with_what_it_awaits() {
 }
 
 #[test]
+fn a_cordon_that_a_removed_taint_left_behind_is_explained() {
+    let mut world = world();
+    for (annotations, expected) in [
+        (json!({}), "not by gpuwarden"),
+        (
+            json!({keys::UNTAINTED_MANUALLY: "True"}),
+            "a person removed a quarantine taint",
+        ),
+    ] {
+        let mut cordoned = node(json!({"annotations": annotations}));
+        cordoned.unschedulable = true;
+        world.node = Some(cordoned);
+        let why = ask(&world);
+        let check = why.checks.iter().find(|check| check.name == "node");
+        let check = check.unwrap();
+        assert!(check.text.contains(expected), "{check:?}");
+    }
+}
+
+#[test]
 fn what_was_never_read_is_not_told_as_a_fact() {
     let mut world = world();
     (world.connected, world.listed, world.node) = (Some(false), false, None);

@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead};
 
-/// Longest object (bytes). An accepted event is shorter, see `domain/src/event.rs`.
+/// Longest object (bytes). An accepted event is shorter, see `model/event.rs`.
 const LONGEST: usize = 4 * 1024 * 1024;
 
 /// Reader of the objects of a stream.

@@ -1,5 +1,5 @@
 //! Reports and recoveries of GPUs for the tests of counting: those of this crate, and those of
-//! `domain`, which check the counts against a fault book.
+//! `model`, which check the counts against a fault book.
 
 use contract::{Entity, HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
