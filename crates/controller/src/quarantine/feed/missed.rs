@@ -126,7 +126,7 @@ mod tests {
         );
         quarantine.publish();
         let notes = quarantine.publishing.view().nodes[0].notes.join("; ");
-        assert!(notes.contains("10 reports found no room"), "{notes}");
+        assert!(notes.contains("10 reports exceeded the limit"), "{notes}");
 
         quarantine.store.append(recoveries).await.unwrap();
         quarantine.catch_up().await;
@@ -140,6 +140,6 @@ mod tests {
         assert!(quarantine.fleet.take_unsaved().nodes.contains("n1"));
         quarantine.publish();
         let notes = quarantine.publishing.view().nodes[0].notes.join("; ");
-        assert!(!notes.contains("no room"), "{notes}");
+        assert!(!notes.contains("exceeded the limit"), "{notes}");
     }
 }
