@@ -6,13 +6,16 @@
 //! between any two effects. The invariants of [`judge`] must hold after each step. A run
 //! consists of episodes. At the end of an episode failures stop, and everything must settle;
 //! then all faults end, and every node must be returned in the state that others want. A run is
-//! determined by its seed. A violation is reported with as few steps as still cause it.
+//! determined by its seed, which also chooses the features of each episode's cluster ([`setup`]). A
+//! violation is reported with as few steps as still cause it.
 
 mod dice;
+mod hands;
 mod happening;
 mod judge;
 mod node;
 mod repair;
+mod setup;
 mod world;
 
 use std::collections::BTreeMap;
@@ -23,6 +26,7 @@ use serde::Serialize;
 use dice::Dice;
 use happening::{Fate, Happening, NODES};
 use judge::Broken;
+use setup::Setup;
 use world::World;
 
 /// Number of steps of an episode.
@@ -80,25 +84,26 @@ pub fn run(seed: u64, steps: u64) -> Report {
         let length = EPISODE.min(steps - report.steps);
         let seed = seed.wrapping_add(report.steps / EPISODE);
         let mut dice = Dice::new(seed);
+        let setup = Setup::of(seed);
         let steps: Vec<Happening> = (0..length).map(|_| Happening::any(&mut dice)).collect();
         report.steps += length;
         let mut figures = Figures::default();
-        let played = play(&steps, &mut figures);
+        let played = play(&setup, &steps, &mut figures);
         report.sessions += figures.sessions;
         report.crashes += figures.crashes;
         for (kind, count) in figures.effects {
             *report.effects.entry(kind).or_default() += count;
         }
         if let Err(what) = played {
-            report.violation = Some(shortest(seed, steps, what));
+            report.violation = Some(shortest(seed, setup, steps, what));
             break;
         }
     }
     report
 }
 
-fn play(steps: &[Happening], figures: &mut Figures) -> Result<(), Broken> {
-    let mut world = World::new()?;
+fn play(setup: &Setup, steps: &[Happening], figures: &mut Figures) -> Result<(), Broken> {
+    let mut world = World::new(setup)?;
     let played = steps
         .iter()
         .try_for_each(|step| apply(&mut world, *step, figures))
@@ -125,7 +130,7 @@ fn apply(world: &mut World, step: Happening, figures: &mut Figures) -> Result<()
             world.crash(memory, done)?;
         }
         Happening::Hand(node, hand) => world.change_by_hand(node, hand),
-        Happening::Machine(node, machine) => world.machine(node, machine),
+        Happening::Machine(node, machine) => world.change_by_machine(node, machine),
         Happening::Pause(paused) => world.pause(paused),
         Happening::ReadSwitches => world.read_switches(),
         Happening::Bound(node, namespace) => world.bind(node, namespace),
@@ -146,7 +151,7 @@ fn end(world: &mut World) -> Result<(), Broken> {
     world.pause(None);
     settle(world, true)?;
     judge::book(&world.fleet, &world.stored, &world.nodes)?;
-    judge::settled(&world.fleet, &world.nodes)?;
+    judge::settled(world)?;
     world.catch_up();
     // A pause does not delay recovery.
     world.pause(Some(false));
@@ -197,10 +202,19 @@ fn settle(world: &mut World, pods_end: bool) -> Result<(), Broken> {
     Err("it does not settle".to_owned())
 }
 
-/// Removes steps from a violation as long as an invariant is still violated.
-fn shortest(seed: u64, mut steps: Vec<Happening>, mut what: String) -> Violation {
-    let broken = |steps: &[Happening]| play(steps, &mut Figures::default()).err();
+/// Removes steps from a violation, and features from its cluster, as long as an invariant is still
+/// violated.
+fn shortest(seed: u64, mut setup: Setup, mut steps: Vec<Happening>, mut what: String) -> Violation {
+    let broken = |setup: &Setup, steps: &[Happening]| {
+        let mut figures = Figures::default();
+        play(setup, steps, &mut figures).err()
+    };
     let length = u64::try_from(steps.len()).unwrap_or_default();
+    while let Some((simpler, why)) = (setup.simpler().into_iter())
+        .find_map(|simpler| broken(&simpler, &steps).map(|why| (simpler, why)))
+    {
+        (setup, what) = (simpler, why);
+    }
     let mut attempts = 0;
     let mut chunk = steps.len().div_ceil(2).max(1);
     loop {
@@ -211,7 +225,7 @@ fn shortest(seed: u64, mut steps: Vec<Happening>, mut what: String) -> Violation
             let end = (start + chunk).min(steps.len());
             let mut fewer = steps.clone();
             fewer.drain(start..end);
-            match broken(&fewer) {
+            match broken(&setup, &fewer) {
                 Some(why) => (steps, what) = (fewer, why),
                 None => start = end,
             }
@@ -221,11 +235,12 @@ fn shortest(seed: u64, mut steps: Vec<Happening>, mut what: String) -> Violation
         }
         chunk = (chunk / 2).max(1);
     }
+    let story = steps.iter().map(Happening::to_string);
     Violation {
         seed,
         steps: length,
         what,
-        story: steps.iter().map(Happening::to_string).collect(),
+        story: std::iter::once(setup.to_string()).chain(story).collect(),
     }
 }
 

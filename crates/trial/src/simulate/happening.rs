@@ -12,7 +12,8 @@ pub(super) const NODES: usize = 3;
 const GPUS: usize = 3;
 /// Namespaces of the pods: one for each drain mode, and a system namespace.
 pub(super) const NAMESPACES: [&str; 4] = ["now", "later", "jobs", "kube-system"];
-const CHECKS: [&str; 2] = ["GpuXidError", "GpuMemWatch"];
+/// Checks of the monitors.
+pub(super) const CHECKS: [&str; 2] = ["GpuXidError", "GpuMemWatch"];
 
 /// Fault or its end, as a monitor reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,21 +3,27 @@
 use std::collections::BTreeSet;
 
 use contract::{RecommendedAction, keys};
-use fleet::drain::{Drain, DrainConfig, Fate, fate};
 use fleet::remediation::validation::Validation;
 use fleet::session::Intent;
-use fleet::veto::Veto;
-use fleet::{Fleet, Planned, PlannedRemoval, PlannedResource};
+use fleet::{Fleet, Planned};
 use jiff::{SignedDuration, Timestamp};
-use model::attempt::{Attempt, Outcome, VALIDATION_GROUP};
 use model::event::Record;
 use model::fault::{Fault, FaultBook};
 use model::node::NodeView;
-use model::ownership::AFTER_BOOT;
-use model::ownership::{Ownership, released_at};
+use model::ownership::{AFTER_BOOT, Ownership, released_at};
+use model::reporter::is_own_word;
 
 use super::happening::Symptom;
 use super::node::{FOREIGN, SimNode, name};
+use super::setup::Route;
+use super::world::World;
+use remediation::validated;
+
+mod drain;
+mod remediation;
+
+pub(super) use drain::{drained, removal};
+pub(super) use remediation::repair;
 
 /// Description of a violated invariant.
 pub(super) type Broken = String;
@@ -53,63 +59,6 @@ pub(super) fn patch(node: &SimNode, planned: &Planned) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Checks that all pods have left when the decision is made to call a node drained. Later,
-/// somebody may bind another pod before the patch arrives.
-pub(super) fn drained(
-    node: &SimNode,
-    planned: &Planned,
-    config: &DrainConfig,
-    now: Timestamp,
-) -> Result<(), Broken> {
-    let (change, name) = (&planned.patch.change, &planned.node);
-    let state = change
-        .labels
-        .get(keys::STATE_LABEL)
-        .and_then(Option::as_deref);
-    // A cancelled remediation returns a node to its earlier state: drained.
-    let own = Ownership::read(&planned.view);
-    let was_drained = own.is_some_and(|own| own.mark.drain.is_some_and(|one| one.done.is_some()));
-    if state == Some(keys::STATE_DRAINED) && planned.patch.intent == Intent::Update && !was_drained
-    {
-        let drain = Drain {
-            since: now,
-            force: false,
-        };
-        let left = node
-            .pods
-            .values()
-            .find(|pod| matches!(fate(pod, drain, config, now), Fate::Leaves(..)));
-        if let Some(pod) = left {
-            return Err(format!(
-                "{name} is called drained, and {} has not left",
-                pod.title()
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Checks that a node with a remediation is returned only after a later validation has
-/// succeeded.
-fn validated(node: &SimNode) -> Result<(), Broken> {
-    let own = Ownership::read(&node.view);
-    let mark = own.and_then(|own| own.mark.remediation).unwrap_or_default();
-    let is_repair = |one: &&Attempt| one.group != VALIDATION_GROUP && one.made.is_some();
-    let passed = |one: &&Attempt| {
-        let end = one.end.as_ref();
-        one.group == VALIDATION_GROUP && end.is_some_and(|end| end.outcome == Outcome::Succeeded)
-    };
-    let counts = |one: &&Attempt| is_repair(one) || passed(one);
-    match mark.attempts.iter().rfind(counts) {
-        Some(last) if is_repair(&last) => Err(format!(
-            "{} is given back after {}, and was not validated",
-            node.view.name,
-            last.title()
-        )),
-        _ => Ok(()),
-    }
-}
-
 /// Checks that faults which a person has dismissed do not take a node out of service again.
 pub(super) fn quarantine(fleet: &Fleet, planned: &Planned, put_back: bool) -> Result<(), Broken> {
     // After the clock was set back, times do not tell the order.
@@ -124,60 +73,6 @@ pub(super) fn quarantine(fleet: &Fleet, planned: &Planned, put_back: bool) -> Re
         )),
         _ => Ok(()),
     }
-}
-
-/// Checks that a pod is removed only from a node that is marked as draining for its session.
-pub(super) fn removal(
-    fleet: &Fleet,
-    planned: &PlannedRemoval,
-    now: Timestamp,
-) -> Result<(), Broken> {
-    let title = format!("{}/{} of {}", planned.namespace, planned.name, planned.node);
-    let wrong = |why: &str| Err(format!("the pod {title} is to be removed: {why}"));
-    let Some(view) = fleet.view(&planned.node) else {
-        return wrong("the controller does not know its node");
-    };
-    if view.labels.get(keys::STATE_LABEL).map(String::as_str) != Some(keys::STATE_DRAINING) {
-        return wrong("its node is not being drained");
-    }
-    if !view.unschedulable {
-        return wrong("its node is in service");
-    }
-    if let Ok(Some(veto)) = Veto::of(view, now) {
-        return wrong(&format!("{veto} holds it back"));
-    }
-    if planned.namespace == "kube-system" {
-        return wrong("it is one of the system's");
-    }
-    if planned.evict.is_none() && planned.namespace != "later" {
-        return wrong("without a grace period, against the mode of its namespace");
-    }
-    Ok(())
-}
-
-/// Checks that the custom resource of a remediation is created only for the attempt that its
-/// node records, once the node is drained.
-pub(super) fn repair(fleet: &Fleet, planned: &PlannedResource) -> Result<(), Broken> {
-    let wrong = |why: &str| Err(format!("{} is to be made: {why}", planned.name));
-    let Some(view) = fleet.view(&planned.node) else {
-        return wrong("the controller does not know its node");
-    };
-    let Some(own) = Ownership::read(view) else {
-        return wrong("its node carries no session");
-    };
-    if Ownership::permit(view).attempt.as_ref() != Some(&planned.key) {
-        return wrong("the session of its node has no such attempt in progress");
-    }
-    let validates = own
-        .mark
-        .remediation
-        .as_ref()
-        .and_then(|mark| mark.under_way());
-    let validates = validates.is_some_and(|open| open.group == VALIDATION_GROUP);
-    if !validates && own.mark.drain.is_none_or(|mark| mark.done.is_none()) {
-        return wrong("its node is not drained");
-    }
-    Ok(())
 }
 
 /// Checks that a machine's uncordon does not return a node to service, when that is decided
@@ -236,8 +131,9 @@ pub(super) fn book(fleet: &Fleet, stored: &[Record], nodes: &[SimNode]) -> Resul
 }
 
 /// Checks that every node is as its open faults require, and waits only where it may.
-pub(super) fn settled(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
-    for node in nodes {
+pub(super) fn settled(world: &World) -> Result<(), Broken> {
+    let fleet = &world.fleet;
+    for node in &world.nodes {
         let name = &node.view.name;
         let desired = fleet.desired(name);
         let own = Ownership::read(&node.view);
@@ -258,7 +154,7 @@ pub(super) fn settled(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
             return Err(format!("{name} is {is}, against what is wanted"));
         }
         if own.is_some() {
-            has_a_way_out(fleet, node)?;
+            has_a_way_out(world, node)?;
         }
     }
     Ok(())
@@ -267,13 +163,16 @@ pub(super) fn settled(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
 /// Checks that a node out of service does not wait for nothing. This holds once time alone
 /// changes nothing: then either a person was asked, or no fault of the node needs a
 /// remediation.
-fn has_a_way_out(fleet: &Fleet, node: &SimNode) -> Result<(), Broken> {
+fn has_a_way_out(world: &World, node: &SimNode) -> Result<(), Broken> {
+    let fleet = &world.fleet;
     let (name, awaits) = (&node.view.name, awaits(fleet, &node.view.name));
     let state = node.view.labels.get(keys::STATE_LABEL).map(String::as_str);
     let desired = fleet.desired(name);
     let mut events = desired.events.iter().map(|one| &one.event);
-    let needs_remediation =
-        events.any(|event| event.recommended_action() != RecommendedAction::None);
+    let needs_remediation = events.any(|event| {
+        event.recommended_action() != RecommendedAction::None
+            && Route::remediates(world.setup.route(&event.check_name))
+    });
     let moves = [keys::STATE_DRAINING, keys::STATE_REMEDIATING];
     let wrong = match state {
         Some(state) if moves.contains(&state) => "and nothing is in progress",
@@ -321,6 +220,16 @@ pub(super) fn given_back(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken>
         }
     }
     Ok(())
+}
+
+/// Returns the routes of the faults for which a node is out of service, without those that
+/// gpuwarden reports itself.
+fn routes(world: &World, name: &str) -> Vec<Option<Route>> {
+    let events = world.fleet.desired(name).events;
+    let reported = events.iter().filter(|one| !is_own_word(&one.event));
+    reported
+        .map(|one| world.setup.route(&one.event.check_name))
+        .collect()
 }
 
 /// Returns what a node waits for, in a sentence.

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::*;
 
 /// Steps of the test. Its seed is different in each run.
@@ -20,4 +22,14 @@ fn the_same_seed_is_the_same_run() {
     let [one, other] = [(); 2].map(|()| format!("{:?}", run(7, 1000)));
     assert_eq!(one, other);
     assert_ne!(one, format!("{:?}", run(8, 1000)));
+}
+
+#[test]
+fn all_combinations_of_features_are_met() {
+    let setups: Vec<Setup> = (0..2000).map(Setup::of).collect();
+    let routes: BTreeSet<String> = setups
+        .iter()
+        .map(|one| format!("{:?}", one.routes))
+        .collect();
+    assert_eq!(routes.len(), 16);
 }

@@ -5,56 +5,38 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use contract::{Entity, HealthEvent, keys};
-use fleet::brake::NodeLabel;
 use fleet::brake::pause::Pause;
-use fleet::drain::DrainConfig;
-use fleet::remediation::RemediationConfig;
 use fleet::session::Session;
-use fleet::{Effect, Fleet, FleetInput, Owns, SavedState, Settings, SwitchState};
+use fleet::{Effect, Fleet, FleetInput, Kept, Switched};
 use jiff::{SignedDuration, Timestamp};
 use model::event::{Record, normalise};
-use model::mode::Mode;
 use model::ownership::Ownership;
 use model::position::Position;
-use policy::Policy;
 
-use super::happening::{Fate, Memory, NODES, Symptom};
+use super::happening::{Fate, Hand, Machine, Memory, NODES, Symptom};
 use super::judge::{self, Broken};
 use super::node::{SimNode, name};
-use super::repair::{REMEDIATION, Resources};
+use super::repair::Resources;
+use super::setup::{Configuration, Setup};
 use requests::Request;
 
-mod hands;
 mod pods;
 mod repairs;
 mod requests;
 
-/// Drain modes of the [`NAMESPACES`](super::happening::NAMESPACES).
-const DRAIN: &str = r#"
-deleteAfterTimeoutMinutes = 60
-[[userNamespaces]]
-name = "now"
-mode = "Immediate"
-[[userNamespaces]]
-name = "later"
-mode = "DeleteAfterTimeout"
-[[userNamespaces]]
-name = "jobs"
-mode = "AllowCompletion"
-"#;
 /// Start of the simulated time, in Unix seconds.
 const BEGIN: i64 = 1_800_000_000;
 
 /// Simulated cluster and its controller.
 pub(super) struct World {
     pub(super) fleet: Fleet,
-    policy: Arc<Policy>,
-    pub(super) drain: Arc<DrainConfig>,
+    pub(super) setup: Setup,
+    pub(super) configuration: Configuration,
     pub(super) nodes: Vec<SimNode>,
     pub(super) stored: Vec<Record>,
     /// Number of stored events that the controller has read.
     read: usize,
-    saved: Option<SavedState>,
+    saved: Option<Kept>,
     pending: Vec<Request>,
     /// True if the controller received input since its last decision.
     has_input: bool,
@@ -81,16 +63,14 @@ pub(super) struct World {
 // === impl World ===
 
 impl World {
-    pub(super) fn new() -> Result<Self, Broken> {
-        let policy = Arc::new(Policy::builtin());
-        let drain = DrainConfig::parse(DRAIN, "the simulation").map_err(|why| why.to_string())?;
-        let drain = Arc::new(drain);
+    pub(super) fn new(setup: &Setup) -> Result<Self, Broken> {
+        let configuration = setup.configuration()?;
         let now = Timestamp::from_second(BEGIN).map_err(|why| why.to_string())?;
         let nodes = (0..NODES).map(SimNode::new);
         let mut world = Self {
-            fleet: Fleet::new(settings(&drain)?, None, now),
-            policy,
-            drain,
+            fleet: Fleet::new(configuration.settings.clone(), None, now),
+            setup: setup.clone(),
+            configuration,
             nodes: nodes.collect::<Option<_>>().ok_or("no node")?,
             stored: Vec::new(),
             read: 0,
@@ -108,17 +88,15 @@ impl World {
             effects: BTreeMap::new(),
             sessions: 0,
         };
-        world.start(None)?;
+        world.start(None);
         Ok(world)
     }
 
     /// Starts a controller with the state that a previous one kept.
-    fn start(&mut self, kept: Option<SavedState>) -> Result<(), Broken> {
-        self.fleet = Fleet::new(
-            settings(&self.drain)?,
-            Some(Arc::clone(&self.policy)),
-            self.now,
-        );
+    fn start(&mut self, kept: Option<Kept>) {
+        let settings = self.configuration.settings.clone();
+        let policy = Arc::clone(&self.configuration.policy);
+        self.fleet = Fleet::new(settings, Some(policy), self.now);
         match kept {
             Some(kept) => self.fleet.restore(kept, self.now),
             None => self.fleet.begin(),
@@ -134,21 +112,20 @@ impl World {
         self.read_events(usize::MAX);
         self.send(FleetInput::CaughtUp);
         let unread = Some("nobody has answered yet".to_owned());
-        self.send(FleetInput::Switches(Box::new(SwitchState {
+        self.send(FleetInput::Switched(Box::new(Switched {
             unread,
-            ..SwitchState::default()
+            ..Switched::default()
         })));
         for node in &mut self.nodes {
             node.followed = false;
         }
         self.watched.clear();
         self.list();
-        Ok(())
     }
 
     pub(super) fn send(&mut self, input: FleetInput) {
         self.has_input = true;
-        self.fleet.handle(input, self.now);
+        self.fleet.take(input, self.now);
     }
 
     /// Delivers the switches that people have set to the controller.
@@ -160,11 +137,11 @@ impl World {
             until: None,
             repairs,
         });
-        let switched = SwitchState {
+        let switched = Switched {
             pause,
-            ..SwitchState::default()
+            ..Switched::default()
         };
-        self.send(FleetInput::Switches(Box::new(switched)));
+        self.send(FleetInput::Switched(Box::new(switched)));
     }
 
     pub(super) fn pause(&mut self, paused: Option<bool>) {
@@ -234,12 +211,12 @@ impl World {
                     {
                         let begun = self.resources.is_begun(&node.view);
                         judge::release(node, &planned, begun, self.now)?;
-                        judge::drained(node, &planned, &self.drain, self.now)?;
+                        judge::drained(self, node, &planned)?;
                     }
                     self.pending.push(Request::Patch(planned));
                 }
                 Effect::RemovePod(planned) => {
-                    judge::removal(&self.fleet, &planned, self.now)?;
+                    judge::removal(self, &planned)?;
                     self.pending.push(Request::Remove(planned));
                 }
                 Effect::LookUp { node, ids } => self.pending.push(Request::LookUp(node, ids)),
@@ -248,7 +225,7 @@ impl World {
                 }
                 Effect::WatchPods { node, watch } => self.follow(&node, watch),
                 Effect::CreateResource(planned) => {
-                    judge::repair(&self.fleet, &planned)?;
+                    judge::repair(self, &planned)?;
                     self.pending.push(Request::Make(planned));
                 }
                 Effect::DeleteResource { attempt, .. } => {
@@ -274,7 +251,7 @@ impl World {
             .and_then(|node| node.undelivered.pop_front());
         let there = told.is_some();
         if let Some(view) = told {
-            self.send(FleetInput::NodeObserved(view));
+            self.send(FleetInput::Seen(view));
         }
         there
     }
@@ -286,7 +263,7 @@ impl World {
             if let Some(node) = self.nodes.get_mut(index) {
                 node.undelivered.clear();
                 let view = Arc::clone(&node.view);
-                self.send(FleetInput::NodeObserved(view));
+                self.send(FleetInput::Seen(view));
             }
         }
         self.send(FleetInput::Listed);
@@ -305,7 +282,7 @@ impl World {
             reports.extend(self.fleet.reports(&node).map(|kept| (node.clone(), kept)));
             sessions.insert(node, kept);
         }
-        self.saved = Some(SavedState {
+        self.saved = Some(Kept {
             book,
             reports,
             recently_out: self.fleet.recently_out().clone(),
@@ -335,7 +312,25 @@ impl World {
             self.saved = None;
         }
         let kept = self.saved.clone().filter(|_| memory == Memory::Saved);
-        self.start(kept)
+        self.start(kept);
+        Ok(())
+    }
+
+    /// Lets a person change a node.
+    pub(super) fn change_by_hand(&mut self, index: usize, hand: Hand) {
+        let now = self.now;
+        if let Some(node) = self.nodes.get_mut(index) {
+            node.change_by_hand(hand, now);
+        }
+    }
+
+    /// Lets a machine change a node.
+    pub(super) fn change_by_machine(&mut self, index: usize, machine: Machine) {
+        let now = self.now;
+        if let Some(node) = self.nodes.get_mut(index) {
+            let begun = self.resources.is_begun(&node.view);
+            node.change_by_machine(machine, begun, now);
+        }
     }
 
     fn index(&self, name: &str) -> Option<usize> {
@@ -375,27 +370,6 @@ impl World {
     }
 }
 
-fn settings(drain: &Arc<DrainConfig>) -> Result<Settings, Broken> {
-    let gpu_label = NodeLabel::parse("nvidia.com/gpu.present=true");
-    let no_file = |_: &str| Err("there are no files".to_owned());
-    let remediation = RemediationConfig::parse(REMEDIATION, "the simulation", no_file);
-    let remediation = remediation.map_err(|why| why.to_string())?;
-    Ok(Settings {
-        mode: Mode::Act,
-        owns: Owns::All,
-        cluster: true,
-        store: "simulated".to_owned(),
-        since: Position::START,
-        // The brake's budgets have a simulator of their own.
-        brake: false,
-        gpu_label: gpu_label?,
-        drain: Some(Arc::clone(drain)),
-        remediation: Some(Arc::new(remediation)),
-        retention: SignedDuration::from_hours(24 * 30),
-        returns_wait: true,
-    })
-}
-
 fn kind(effect: &Effect) -> &'static str {
     match effect {
         Effect::PatchNode(_) => "patch of a node",
@@ -410,7 +384,7 @@ fn kind(effect: &Effect) -> &'static str {
         Effect::Remediation(_) => "count of repairs",
         Effect::LookUp { .. } => "question to the store",
         Effect::Append { .. } => "events for the store",
-        Effect::Journal(..) => "line of a story",
+        Effect::Note(..) => "line of a story",
         Effect::Status(_) => "status of a record",
         Effect::Log { .. } => "line of the log",
         Effect::Evaluated(_) => "evaluation of rules",

@@ -1,42 +1,37 @@
 //! Changes of nodes in the simulated cluster by people and machines.
 
 use contract::keys;
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use model::node::{NodeChange, Taint};
 use model::ownership::Ownership;
 use serde_json::json;
 
-use super::super::happening::{Hand, Machine};
-use super::super::node::FOREIGN;
-use super::World;
+use super::happening::{Hand, Machine};
+use super::node::{FOREIGN, SimNode};
 
 /// Time after a boot when a machine may uncordon its node.
 const LOADS_WITHIN: SignedDuration = SignedDuration::from_mins(5);
 
-// === impl World ===
+// === impl SimNode ===
 
-impl World {
-    /// Changes a node as a person.
-    pub(in crate::simulate) fn change_by_hand(&mut self, index: usize, hand: Hand) {
-        let now = self.now;
-        let Some(node) = self.nodes.get_mut(index) else {
-            return;
-        };
+impl SimNode {
+    /// Changes the node as a person.
+    pub(super) fn change_by_hand(&mut self, hand: Hand, now: Timestamp) {
         let mut change = NodeChange::default();
         match hand {
             Hand::Cordon => {
                 // A cordon on top of gpuwarden's own changes nothing.
-                let own = Ownership::read(&node.view);
+                let own = Ownership::read(&self.view);
                 let ours = own.is_some_and(|own| own.cordoned && !own.cordon_pre_existing);
-                node.cordoned_by_hand |= !node.view.unschedulable && !ours;
+                self.cordoned_by_hand |= !self.view.unschedulable && !ours;
                 change.unschedulable = Some(true);
             }
             Hand::Uncordon => {
-                node.cordoned_by_hand = false;
+                self.cordoned_by_hand = false;
                 change.unschedulable = Some(false);
             }
             Hand::Untaint => {
-                let taints = node.view.taints.iter().map(|on| on.taint.clone());
+                let taints = self.view.taints.iter().map(|on| on.taint.clone());
                 let ours = taints.filter(|taint| !taint.key.starts_with(FOREIGN));
                 change.remove_taints = ours.collect();
             }
@@ -54,7 +49,7 @@ impl World {
             }
             Hand::Taint(number) => {
                 let taint = foreign(number);
-                if !node.view.has_taint(&taint) {
+                if !self.view.has_taint(&taint) {
                     change.add_taints = vec![taint];
                 }
             }
@@ -64,27 +59,22 @@ impl World {
                 change.labels = [label].into_iter().collect();
             }
         }
-        node.change(&change);
+        self.change(&change);
     }
 
-    /// Changes a node as a machine.
-    pub(in crate::simulate) fn machine(&mut self, index: usize, machine: Machine) {
-        let now = self.now;
-        let Some(node) = self.nodes.get_mut(index) else {
-            return;
-        };
-        let begun = self.resources.is_begun(&node.view);
+    /// Changes the node as a machine. `begun` means that its remediation has started.
+    pub(super) fn change_by_machine(&mut self, machine: Machine, begun: bool, now: Timestamp) {
         match machine {
-            Machine::Boots => node.boot(now),
+            Machine::Boots => self.boot(now),
             // Nodes that a person cordoned are left alone here.
-            Machine::Uncordons if node.view.unschedulable && !node.cordoned_by_hand => {
-                let booted = (node.booted).is_some_and(|at| now.duration_since(at) < LOADS_WITHIN);
+            Machine::Uncordons if self.view.unschedulable && !self.cordoned_by_hand => {
+                let booted = (self.booted).is_some_and(|at| now.duration_since(at) < LOADS_WITHIN);
                 if booted || begun {
-                    node.change(&NodeChange {
+                    self.change(&NodeChange {
                         unschedulable: Some(false),
                         ..NodeChange::default()
                     });
-                    node.uncordoned_by_machine = true;
+                    self.uncordoned_by_machine = true;
                 }
             }
             Machine::Uncordons => {}

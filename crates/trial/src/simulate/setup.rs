@@ -1,0 +1,180 @@
+//! Features that are configured in the simulated cluster. The seed of an episode chooses them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use fleet::brake::NodeLabel;
+use fleet::drain::DrainConfig;
+use fleet::remediation::RemediationConfig;
+use fleet::{Owns, Settings};
+use jiff::SignedDuration;
+use model::mode::Mode;
+use model::position::Position;
+use policy::{DEFAULT_POLICY, Policy};
+
+use super::dice::Dice;
+use super::happening::CHECKS;
+use super::judge::Broken;
+use super::repair::REMEDIATION;
+
+/// Drain modes of the [`NAMESPACES`](super::happening::NAMESPACES).
+const DRAIN: &str = r#"
+deleteAfterTimeoutMinutes = 60
+[[userNamespaces]]
+name = "now"
+mode = "Immediate"
+[[userNamespaces]]
+name = "later"
+mode = "DeleteAfterTimeout"
+[[userNamespaces]]
+name = "jobs"
+mode = "AllowCompletion"
+"#;
+
+/// Route of the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    /// Pods stay, and nothing is remediated.
+    Stays,
+    /// Pods leave as their namespaces ask, and nothing is remediated.
+    Unrepaired,
+    /// Pods are evicted at once.
+    Forceful,
+}
+
+/// Features of a simulated cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Setup {
+    /// Route of the faults of each of the [`CHECKS`]; `None`: they get all stages.
+    pub(super) routes: [Option<Route>; CHECKS.len()],
+}
+
+/// Configuration of a controller, as its files give it.
+pub(super) struct Configuration {
+    pub(super) policy: Arc<Policy>,
+    pub(super) drain: Arc<DrainConfig>,
+    pub(super) settings: Settings,
+}
+
+// === impl Setup ===
+
+impl Setup {
+    /// Returns the features that the seed of an episode chooses.
+    pub(super) fn of(seed: u64) -> Self {
+        // The steps of the episode are drawn from the seed itself.
+        let mut dice = Dice::new(!seed);
+        let routes = dice.once_in(2);
+        Self {
+            routes: CHECKS.map(|_| Route::any(&mut dice).filter(|_| routes)),
+        }
+    }
+
+    /// Returns the setups that lack one of the features of this one.
+    pub(super) fn simpler(&self) -> Vec<Self> {
+        let mut simpler = Vec::new();
+        for (index, _) in CHECKS.iter().enumerate() {
+            let mut without = self.clone();
+            if let Some(route) = without.routes.get_mut(index) {
+                *route = None;
+            }
+            simpler.push(without);
+        }
+        simpler.retain(|one| one != self);
+        simpler
+    }
+
+    /// Returns the route of the faults of a check.
+    pub(super) fn route(&self, check: &str) -> Option<Route> {
+        let mut routes = CHECKS.iter().zip(self.routes);
+        routes.find(|(of, _)| **of == check)?.1
+    }
+
+    /// Returns the configuration of the controller.
+    pub(super) fn configuration(&self) -> Result<Configuration, Broken> {
+        const SOURCE: &str = "the simulation";
+        let policy = Policy::parse(&self.policy(), SOURCE).map_err(|why| why.to_string())?;
+        let drain = DrainConfig::parse(DRAIN, SOURCE).map_err(|why| why.to_string())?;
+        let drain = Arc::new(drain);
+        let no_file = |_: &str| Err("there are no files".to_owned());
+        let remediation = RemediationConfig::parse(REMEDIATION, SOURCE, no_file);
+        let remediation = remediation.map_err(|why| why.to_string())?;
+        let settings = Settings {
+            mode: Mode::Act,
+            owns: Owns::All,
+            cluster: true,
+            store: "simulated".to_owned(),
+            since: Position::START,
+            // The brake's budgets have a simulator of their own.
+            brake: false,
+            gpu_label: NodeLabel::parse("nvidia.com/gpu.present=true")?,
+            drain: Some(Arc::clone(&drain)),
+            remediation: Some(Arc::new(remediation)),
+            retention: SignedDuration::from_hours(24 * 30),
+            returns_wait: true,
+        };
+        Ok(Configuration {
+            policy: Arc::new(policy),
+            drain,
+            settings,
+        })
+    }
+
+    /// Returns the text of the policy: the built-in one, with routes.
+    fn policy(&self) -> String {
+        let mut text = DEFAULT_POLICY.to_owned();
+        for (check, route) in CHECKS.iter().zip(self.routes) {
+            let Some(route) = route else {
+                continue;
+            };
+            let stages = route.stages();
+            text += &format!(
+                "\n[[routes]]\nname = \"{check}\"\n{stages}\n[[routes.match.all]]\n\
+                 kind = \"HealthEvent\"\nexpression = \"event.checkName == '{check}'\"\n"
+            );
+        }
+        text
+    }
+}
+
+/// Formats the features as a line of a violation's story.
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut features = Vec::new();
+        for (check, route) in CHECKS.iter().zip(self.routes) {
+            let route = route.map(Route::stages);
+            features.extend(route.map(|stages| format!("a route for {check} ({stages})")));
+        }
+        match features.as_slice() {
+            [] => f.write_str("the cluster has no optional feature"),
+            features => write!(f, "the cluster has {}", features.join(", ")),
+        }
+    }
+}
+
+// === impl Route ===
+
+impl Route {
+    fn any(dice: &mut Dice) -> Option<Self> {
+        let routes = [
+            None,
+            Some(Self::Stays),
+            Some(Self::Unrepaired),
+            Some(Self::Forceful),
+        ];
+        routes.get(dice.below(routes.len())).copied().flatten()
+    }
+
+    /// Returns true if faults of this route are remediated.
+    pub(super) fn remediates(route: Option<Self>) -> bool {
+        matches!(route, None | Some(Self::Forceful))
+    }
+
+    /// Returns the keys of the route in the policy.
+    fn stages(self) -> &'static str {
+        match self {
+            Self::Stays => "drain = false",
+            Self::Unrepaired => "remediate = false",
+            Self::Forceful => "drain = \"forceful\"",
+        }
+    }
+}
