@@ -370,9 +370,12 @@ impl SessionMark {
     /// Returns the start of the current state of the drain or remediation. `None` if neither
     /// has begun.
     pub fn stands_since(&self) -> Option<Timestamp> {
+        let drain = self.drain.map(DrainMark::stands_since);
+        if self.state() == keys::STATE_DRAINING {
+            return drain;
+        }
         let remediation = self.remediation.as_ref();
-        let drain = || self.drain.map(DrainMark::stands_since);
-        remediation.and_then(RemediationMark::since).or_else(drain)
+        remediation.and_then(RemediationMark::since).or(drain)
     }
 
     /// Returns the value of [`keys::STATE_LABEL`] for a quarantined node.
@@ -396,6 +399,8 @@ pub fn state_label(
     remediation: Option<&RemediationMark>,
 ) -> &'static str {
     match (remediation.and_then(RemediationMark::state), drain) {
+        // A remediation of single GPUs has not helped, and all other pods leave before the next one.
+        (Some(keys::STATE_REMEDIATED), Some(DrainMark { done: None, .. })) => keys::STATE_DRAINING,
         (Some(state), _) => state,
         (None, None) => keys::STATE_QUARANTINED,
         (None, Some(DrainMark { done: None, .. })) => keys::STATE_DRAINING,
@@ -468,7 +473,10 @@ fn cordon_timestamp(node: &NodeView) -> Option<Timestamp> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::attempt::ResourceKind;
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -490,6 +498,28 @@ mod tests {
             "yesterday".into(),
         );
         assert_eq!(Ownership::read(&node).unwrap().since, None);
+    }
+
+    #[test]
+    fn pods_that_leave_after_a_remediation_that_has_not_helped_are_a_drain() {
+        let kind = ResourceKind::default();
+        let attempt = json!({"id": "e", "action": "COMPONENT_RESET", "group": "reset", "event": "e",
+            "resource": kind, "name": "n", "since": at(1), "timeoutMinutes": 60, "made": at(1),
+            "end": {"at": at(2), "outcome": "succeeded", "why": ""}});
+        let mark = json!({"drain": {"since": at(3)}, "remediation": {"attempts": [attempt]}});
+        let mut mark: SessionMark = serde_json::from_value(mark).unwrap();
+        assert_eq!(
+            (mark.state(), mark.stands_since()),
+            (keys::STATE_DRAINING, Some(at(3)))
+        );
+        mark.drain = mark.drain.map(|drain| DrainMark {
+            done: Some(at(4)),
+            ..drain
+        });
+        assert_eq!(
+            (mark.state(), mark.stands_since()),
+            (keys::STATE_REMEDIATED, Some(at(2)))
+        );
     }
 
     #[test]
