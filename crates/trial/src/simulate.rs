@@ -15,6 +15,7 @@ mod happening;
 mod judge;
 mod node;
 mod repair;
+mod rules;
 mod setup;
 mod world;
 
@@ -133,11 +134,13 @@ fn apply(world: &mut World, step: Happening, figures: &mut Figures) -> Result<()
         Happening::Machine(node, machine) => world.change_by_machine(node, machine),
         Happening::Pause(paused) => world.pause(paused),
         Happening::ReadSwitches => world.read_switches(),
-        Happening::Bound(node, namespace) => world.bind(node, namespace),
+        Happening::Bound(node, namespace, traits) => world.bind(node, namespace, traits),
         Happening::Ends(pod) => world.end_pod(pod),
         Happening::Pods(node, unseen) => world.hide_pods(node, unseen),
         Happening::Janitor(which, work) => world.work(which, work)?,
         Happening::Deleted(which) => world.delete_resource(which),
+        Happening::RuleDeleted(which) => world.rules.delete(which),
+        Happening::Named(which) => drop(world.name_gpu(which)),
         Happening::Time(seconds) => world.pass(seconds),
     }
     Ok(())
@@ -161,7 +164,7 @@ fn end(world: &mut World) -> Result<(), Broken> {
     }
     settle(world, false)?;
     judge::book(&world.fleet, &world.stored, &world.nodes)?;
-    judge::given_back(&world.fleet, &world.nodes)?;
+    judge::given_back(world)?;
     let took = world.now.duration_since(begin);
     if took > judge::GIVEN_BACK_WITHIN {
         return Err(format!(

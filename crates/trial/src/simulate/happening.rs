@@ -9,11 +9,14 @@ use super::dice::Dice;
 
 /// Number of nodes in the cluster.
 pub(super) const NODES: usize = 3;
-const GPUS: usize = 3;
+/// Number of GPUs of a node.
+pub(super) const GPUS: usize = 3;
 /// Namespaces of the pods: one for each drain mode, and a system namespace.
 pub(super) const NAMESPACES: [&str; 4] = ["now", "later", "jobs", "kube-system"];
 /// Checks of the monitors.
-pub(super) const CHECKS: [&str; 2] = ["GpuXidError", "GpuMemWatch"];
+pub(super) const CHECKS: [&str; 2] = ["GpuXidError", TAINTS];
+/// Check whose faults concern a single device: it is tainted where that is configured.
+pub(super) const TAINTS: &str = "GpuMemWatch";
 
 /// Fault or its end, as a monitor reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,6 +86,24 @@ pub(super) enum Work {
     IsLost,
 }
 
+/// Source of the knowledge which GPU a pod holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Known {
+    /// Annotation that the agent of the node writes at once.
+    Annotated,
+    /// Claim of the pod, where devices can be tainted; else an annotation.
+    Claimed,
+    /// Nobody says which GPU it is, until the agent writes the annotation.
+    Unknown,
+}
+
+/// Traits of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Traits {
+    /// GPU that it holds, and how that is known; `None`: it has no GPU.
+    pub(super) gpu: Option<(usize, Known)>,
+}
+
 /// Step of a simulation. Indices are taken modulo the number of candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Happening {
@@ -111,8 +132,8 @@ pub(super) enum Happening {
     /// Controller reads the switches that people set, which it does not know right after a
     /// start.
     ReadSwitches,
-    /// Pod is bound to a node, if one accepts it.
-    Bound(usize, usize),
+    /// Pod with these traits is bound to a node of a namespace, if one accepts it.
+    Bound(usize, usize, Traits),
     /// Pod ends by itself.
     Ends(usize),
     /// Pods of a node can no longer be listed, or can be listed again.
@@ -121,6 +142,10 @@ pub(super) enum Happening {
     Janitor(usize, Work),
     /// Person deletes a custom resource.
     Deleted(usize),
+    /// Person deletes a rule that taints a device.
+    RuleDeleted(usize),
+    /// Agent writes the GPUs of a pod on it.
+    Named(usize),
     /// Clock advances, or is set back.
     Time(i64),
 }
@@ -154,13 +179,19 @@ impl Happening {
             }
             31..33 => Self::Hand(dice.below(NODES), Hand::any(dice)),
             33 => Self::Pause(dice.once_in(3).then(|| dice.once_in(2))),
-            34..36 => Self::Bound(dice.below(NODES), dice.below(NAMESPACES.len())),
+            34..36 => Self::Bound(
+                dice.below(NODES),
+                dice.below(NAMESPACES.len()),
+                Traits::any(dice),
+            ),
             36 => Self::Ends(dice.below(16)),
             37 => Self::Pods(dice.below(NODES), dice.once_in(3)),
             38..41 => Self::Janitor(dice.below(4), Work::any(dice)),
             41 if dice.once_in(6) => Self::Deleted(dice.below(4)),
+            41 => Self::Named(dice.below(4)),
             42..44 => Self::Machine(dice.below(NODES), Machine::any(dice)),
             44..48 => Self::ReadSwitches,
+            48 if dice.once_in(6) => Self::RuleDeleted(dice.below(4)),
             48 if dice.once_in(8) => Self::Time(-seconds(dice.below(7200))),
             _ => {
                 let most = [3, 60, 900, 20_000];
@@ -177,11 +208,11 @@ fn seconds(number: usize) -> i64 {
 
 impl Symptom {
     /// Returns the recommended action of the fault: a reboot, a reset or none, depending on the
-    /// GPU.
+    /// GPU and the check.
     pub(super) fn action(self) -> i32 {
         match self.gpu {
-            0 => RecommendedAction::RestartBm.into(),
-            1 => RecommendedAction::ComponentReset.into(),
+            0 if self.check != TAINTS => RecommendedAction::RestartBm.into(),
+            0 | 1 => RecommendedAction::ComponentReset.into(),
             _ => RecommendedAction::None.into(),
         }
     }
@@ -199,6 +230,31 @@ impl Symptom {
     pub(super) fn all() -> impl Iterator<Item = Self> {
         let gpus = (0..NODES).flat_map(|node| (0..GPUS).map(move |gpu| (node, gpu)));
         gpus.flat_map(|(node, gpu)| CHECKS.map(|check| Self { node, gpu, check }))
+    }
+}
+
+impl Traits {
+    fn any(dice: &mut Dice) -> Self {
+        let known = match dice.below(5) {
+            0 => None,
+            1 => Some(Known::Unknown),
+            2 => Some(Known::Claimed),
+            _ => Some(Known::Annotated),
+        };
+        Self {
+            gpu: known.map(|known| (dice.below(GPUS), known)),
+        }
+    }
+}
+
+impl fmt::Display for Traits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.gpu {
+            None => f.write_str("no GPU"),
+            Some((gpu, Known::Annotated)) => write!(f, "GPU {gpu}"),
+            Some((gpu, Known::Claimed)) => write!(f, "a claim of GPU {gpu}"),
+            Some((gpu, Known::Unknown)) => write!(f, "GPU {gpu}, which is not written on it"),
+        }
     }
 }
 
@@ -291,15 +347,20 @@ impl fmt::Display for Happening {
             Self::Pause(Some(true)) => write!(f, "new quarantines and remediations are paused"),
             Self::Pause(None) => write!(f, "the pause ends"),
             Self::ReadSwitches => write!(f, "the controller reads the pause switch"),
-            Self::Bound(node, namespace) => {
+            Self::Bound(node, namespace, traits) => {
                 let namespace = NAMESPACES.get(*namespace).copied().unwrap_or_default();
-                write!(f, "n{node}: a pod of namespace {namespace} is bound to it")
+                write!(
+                    f,
+                    "n{node}: a pod of namespace {namespace} is bound to it, with {traits}"
+                )
             }
             Self::Ends(_) => write!(f, "a pod ends"),
             Self::Pods(node, true) => write!(f, "n{node}: its pods cannot be listed"),
             Self::Pods(node, false) => write!(f, "n{node}: its pods can be listed again"),
             Self::Janitor(_, work) => write!(f, "the janitor: {work}"),
             Self::Deleted(_) => write!(f, "somebody deletes a custom resource"),
+            Self::RuleDeleted(_) => write!(f, "somebody deletes a rule that taints a device"),
+            Self::Named(_) => write!(f, "the agent writes the GPU of a pod on it"),
             Self::Time(seconds) if *seconds < 0 => {
                 write!(
                     f,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use contract::{RecommendedAction, keys};
 use fleet::remediation::validation::Validation;
 use fleet::session::Intent;
-use fleet::{Fleet, Planned};
+use fleet::{DRAIN_ACTION, Fleet, Planned, PlannedResource};
 use jiff::{SignedDuration, Timestamp};
 use model::event::Record;
 use model::fault::{Fault, FaultBook};
@@ -17,13 +17,14 @@ use super::happening::Symptom;
 use super::node::{FOREIGN, SimNode, name};
 use super::setup::Route;
 use super::world::World;
-use remediation::validated;
+use remediation::{repair, validated};
 
+mod devices;
 mod drain;
 mod remediation;
 
+pub(super) use devices::rule;
 pub(super) use drain::{drained, removal};
-pub(super) use remediation::repair;
 
 /// Description of a violated invariant.
 pub(super) type Broken = String;
@@ -57,6 +58,34 @@ pub(super) fn patch(node: &SimNode, planned: &Planned) -> Result<(), Broken> {
         validated(node)?;
     }
     Ok(())
+}
+
+/// Checks that a custom resource is not asked for twice, and is to be created now.
+pub(super) fn created(world: &World, planned: &PlannedResource) -> Result<(), Broken> {
+    let PlannedResource { name, key, .. } = planned;
+    if world.creates(key) {
+        return Err(format!("{name} is to be made twice at once"));
+    }
+    if world.watched.contains_key(name) && world.resources.has(name, key) {
+        return Err(format!(
+            "{name} is to be made, and the controller sees that it exists"
+        ));
+    }
+    if planned.action == DRAIN_ACTION {
+        drain::by_resource(world, planned)
+    } else {
+        repair(world, planned)
+    }
+}
+
+/// Checks that no custom resource of a drain outlasts the session that asked for it.
+fn withdrawn(world: &World) -> Result<(), Broken> {
+    match world.resources.left(&world.nodes) {
+        Some(name) => Err(format!(
+            "{name} is left, and no session asks for that drain"
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Checks that faults which a person has dismissed do not take a node out of service again.
@@ -137,12 +166,12 @@ pub(super) fn settled(world: &World) -> Result<(), Broken> {
         let name = &node.view.name;
         let desired = fleet.desired(name);
         let own = Ownership::read(&node.view);
-        if desired.takes_node_out() && own.is_none() {
+        if desired.wanted() && own.is_none() {
             return Err(format!(
                 "{name} has faults that take it out, and is in service"
             ));
         }
-        if !desired.takes_node_out() && own.is_some() {
+        if !desired.wanted() && own.is_some() {
             return Err(format!(
                 "{name} has no fault that takes it out, and is not given back: it waits for {:?}",
                 awaits(fleet, name)
@@ -156,8 +185,9 @@ pub(super) fn settled(world: &World) -> Result<(), Broken> {
         if own.is_some() {
             has_a_way_out(world, node)?;
         }
+        devices::settled(world, name)?;
     }
-    Ok(())
+    withdrawn(world)
 }
 
 /// Checks that a node out of service does not wait for nothing. This holds once time alone
@@ -173,6 +203,9 @@ fn has_a_way_out(world: &World, node: &SimNode) -> Result<(), Broken> {
         event.recommended_action() != RecommendedAction::None
             && Route::remediates(world.setup.route(&event.check_name))
     });
+    let own = Ownership::read(&node.view);
+    let drain = own.and_then(|own| own.mark.drain);
+    let drains = drain.is_some_and(|mark| mark.done.is_none());
     let moves = [keys::STATE_DRAINING, keys::STATE_REMEDIATING];
     let wrong = match state {
         Some(state) if moves.contains(&state) => "and nothing is in progress",
@@ -180,6 +213,9 @@ fn has_a_way_out(world: &World, node: &SimNode) -> Result<(), Broken> {
             "and no person is asked"
         }
         Some(keys::STATE_REMEDIATION_FAILED) => return Ok(()),
+        None if drains => "and its drain is not done",
+        // A device that alone is out of service is not remediated.
+        _ if !desired.takes_node_out() => return Ok(()),
         _ if needs_remediation => "and nothing remediates its fault",
         _ => return Ok(()),
     };
@@ -190,8 +226,11 @@ fn has_a_way_out(world: &World, node: &SimNode) -> Result<(), Broken> {
 }
 
 /// Checks that each node is as others have left it.
-pub(super) fn given_back(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
-    for node in nodes {
+pub(super) fn given_back(world: &World) -> Result<(), Broken> {
+    let fleet = &world.fleet;
+    devices::given_back(world)?;
+    withdrawn(world)?;
+    for node in &world.nodes {
         let (name, view): (_, &NodeView) = (&node.view.name, &node.view);
         // A failed or unknown validation waits for a person.
         let validates = |fault: &Fault| Validation::of(&fault.event).is_some();

@@ -5,9 +5,12 @@ use std::sync::Arc;
 
 use fleet::drain::PodView;
 use jiff::Timestamp;
+use model::device::{Claim, DeviceId};
 use model::node::{NodeChange, NodeView, Taint};
 use model::ownership::SESSION_ANNOTATIONS;
 use serde_json::json;
+
+use super::setup::SCHEDULER;
 
 /// Prefix of taints and labels that do not belong to gpuwarden.
 pub(super) const FOREIGN: &str = "foreign-";
@@ -23,23 +26,54 @@ pub(super) struct SimNode {
     pub(super) booted: Option<Timestamp>,
     /// True if a machine removed the cordon.
     pub(super) uncordoned_by_machine: bool,
-    pub(super) pods: BTreeMap<String, PodView>,
+    /// Pods by `NAMESPACE/NAME`.
+    pub(super) pods: BTreeMap<String, SimPod>,
     /// True while the controller watches its pods.
     pub(super) followed: bool,
     /// True while its pods cannot be listed.
     pub(super) hidden: bool,
 }
 
+/// Pod, as the API server stores it.
+pub(super) struct SimPod {
+    pub(super) view: PodView,
+    /// UUID of the GPU that it holds, whether or not somebody says so; `None`: it has none.
+    pub(super) gpu: Option<String>,
+    /// Device that its claim was given.
+    pub(super) claim: Option<DeviceId>,
+}
+
+// === impl SimPod ===
+
+impl SimPod {
+    /// Returns true if it is known which GPU the pod holds, if any.
+    pub(super) fn is_known(&self) -> bool {
+        self.gpu.is_none() || self.claim.is_some() || !self.view.gpus.is_empty()
+    }
+
+    /// Returns the claim of the pod, if it has one.
+    pub(super) fn claim(&self) -> Option<Claim> {
+        let device = self.claim.clone()?;
+        Some(Claim {
+            devices: vec![device],
+            pods: vec![self.view.title()],
+        })
+    }
+}
+
 // === impl SimNode ===
 
 impl SimNode {
     pub(super) fn new(index: usize) -> Option<Self> {
-        let object = json!({
+        let mut object = json!({
             "metadata": {"name": name(index), "uid": format!("uid-{index}"), "resourceVersion": "1",
                          "labels": {"nvidia.com/gpu.present": "true"}},
             "spec": {},
             "status": {"nodeInfo": {"bootID": "boot"}},
         });
+        if index == 0 {
+            object["metadata"]["labels"][SCHEDULER.0] = json!(SCHEDULER.1);
+        }
         Some(Self {
             view: Arc::new(NodeView::from_object(object)?),
             undelivered: VecDeque::new(),

@@ -1,10 +1,11 @@
-//! Custom resources of remediations, and a janitor that completes them or fails.
+//! Custom resources of remediations and drains, and those that complete them or fail: a janitor, and
+//! an operator that drains nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
-use fleet::{CreateAnswer, PlannedResource, ResourceUpdate};
-use model::attempt::{Attempt, RemediationMark, ResourceKind};
+use fleet::{CreateAnswer, DRAIN_ACTION, PlannedResource, ResourceNews};
+use model::attempt::{Attempt, Outcome, RemediationMark, ResourceKind};
 use model::node::NodeView;
 use model::ownership::Ownership;
 use model::resource::ResourceState;
@@ -14,8 +15,8 @@ use super::happening::Work;
 use super::judge::Broken;
 use super::node::SimNode;
 
-/// Remediation of the simulated cluster: reboots, validated by a Job.
-pub(super) const REMEDIATION: &str = r#"
+/// Reset of GPUs by a reboot of their node.
+pub(super) const RESET_NODE: &str = r#"
 [remediationActions.COMPONENT_RESET]
 apiGroup = "janitor.dgxc.nvidia.com"
 version = "v1alpha1"
@@ -24,7 +25,22 @@ scope = "Cluster"
 completeConditionType = "NodeReady"
 templateFileName = "one"
 equivalenceGroup = "restart"
-
+"#;
+/// Reset of single GPUs.
+pub(super) const RESET_GPU: &str = r#"
+[remediationActions.COMPONENT_RESET]
+apiGroup = "janitor.dgxc.nvidia.com"
+version = "v1alpha1"
+kind = "GPUReset"
+scope = "Cluster"
+completeConditionType = "Complete"
+templateFileName = "one"
+equivalenceGroup = "reset"
+supersedingEquivalenceGroups = ["restart"]
+impactedEntityScope = "GPU_UUID"
+"#;
+/// Remediation of the simulated cluster beside resets: reboots, validated by a Job.
+pub(super) const REMEDIATION: &str = r#"
 [remediationActions.RESTART_BM]
 apiGroup = "janitor.dgxc.nvidia.com"
 version = "v1alpha1"
@@ -61,6 +77,11 @@ pub(super) struct Resources {
     by_name: BTreeMap<String, Resource>,
     /// Session of each attempt that the janitor has started, by the attempt's key.
     begun: BTreeMap<String, String>,
+    /// Keys of the drains that the operator has completed.
+    drained: BTreeSet<String>,
+    /// Keys of the drains whose resource nobody deletes: the controller crashed when the session
+    /// of the node did not name them.
+    orphans: BTreeSet<String>,
 }
 
 struct Resource {
@@ -84,18 +105,82 @@ impl Resources {
         CreateAnswer::There(Box::new(entry.or_insert_with(made).object.clone()))
     }
 
-    /// Deletes the custom resource of an attempt if nothing has started. Returns true if it
-    /// did.
-    pub(super) fn withdraw(&mut self, attempt: &Attempt) -> bool {
+    /// Deletes the custom resource of an attempt, with `begun` also if something has started.
+    /// Returns true if it did.
+    pub(super) fn withdraw(&mut self, attempt: &Attempt, begun: bool) -> bool {
         let found = self.by_name.get(&attempt.name);
-        let unbegun = found.is_some_and(|resource| {
+        let applies = found.is_some_and(|resource| {
             let state = resource.state();
-            state.attempt == Some(attempt.key()) && !state.begun && state.end.is_none()
+            let unbegun = !state.begun && state.end.is_none();
+            state.attempt == Some(attempt.key()) && (begun || unbegun)
         });
-        if unbegun {
+        if applies {
             self.by_name.remove(&attempt.name);
         }
-        unbegun
+        applies
+    }
+
+    /// Returns true if the custom resource of an attempt exists.
+    pub(super) fn has(&self, name: &str, key: &str) -> bool {
+        let found = self.by_name.get(name);
+        found.is_some_and(|one| one.state().attempt.as_deref() == Some(key))
+    }
+
+    /// Returns true if the operator has completed a drain.
+    pub(super) fn is_drained(&self, key: &str) -> bool {
+        self.drained.contains(key)
+    }
+
+    /// Notes which custom resources of drains the sessions of their nodes do not name, when the
+    /// controller crashes.
+    pub(super) fn crash(&mut self, nodes: &[SimNode]) {
+        let names = |key: &str| {
+            nodes
+                .iter()
+                .any(|node| drain_key(&node.view).as_deref() == Some(key))
+        };
+        let orphans = self.drains().map(|(_, key)| key).filter(|key| !names(key));
+        let orphans: Vec<String> = orphans.collect();
+        self.orphans.extend(orphans);
+    }
+
+    /// Returns the name of a custom resource of a drain that no session names, and that the
+    /// controller should have deleted.
+    pub(super) fn left(&self, nodes: &[SimNode]) -> Option<&str> {
+        let named: BTreeSet<String> = nodes
+            .iter()
+            .filter_map(|node| drain_key(&node.view))
+            .collect();
+        let mut drains = self.drains();
+        let left = |key: &String| !named.contains(key) && !self.orphans.contains(key);
+        Some(drains.find(|(_, key)| left(key))?.0)
+    }
+
+    /// Returns name and key of the custom resources that drain nodes.
+    fn drains(&self) -> impl Iterator<Item = (&str, String)> {
+        let drains = self.by_name.iter().filter(|(_, one)| one.drains());
+        drains.map(|(name, one)| (name.as_str(), one.state().attempt.unwrap_or_default()))
+    }
+
+    /// Lets the operator work on a custom resource that drains a node. Returns true if the node is
+    /// drained by that; `None` if it is not such a resource.
+    pub(super) fn drain(&mut self, name: &str, work: Work) -> Option<bool> {
+        let resource = self.by_name.get_mut(name).filter(|one| one.drains())?;
+        let state = resource.state();
+        match work {
+            _ if succeeded(&state) => {}
+            Work::Begins if !state.begun => resource.add("Draining", "True", ""),
+            Work::Succeeds if state.begun => {
+                resource.add("DrainComplete", "True", "");
+                self.drained.insert(state.attempt.unwrap_or_default());
+                return Some(true);
+            }
+            Work::FailsForNow | Work::FailsForGood if state.begun => {
+                resource.add("DrainComplete", "False", "");
+            }
+            _ => {}
+        }
+        Some(false)
     }
 
     /// Returns the name and node of one of the custom resources.
@@ -115,7 +200,7 @@ impl Resources {
         }
         let permitted = Ownership::permit(node).attempt;
         let begun = permitted.filter(|key| self.begun.contains_key(key));
-        let mut repairs = self.by_name.values().filter(|one| one.kind.kind != "Job");
+        let mut repairs = self.by_name.values().filter(|one| one.remediates());
         begun.is_some_and(|key| {
             repairs.any(|one| {
                 let state = one.state();
@@ -127,7 +212,11 @@ impl Resources {
     /// Returns names and nodes of the custom resources that have not ended.
     pub(super) fn open(&self) -> Vec<(String, String)> {
         let open = self.by_name.iter();
-        let open = open.filter(|(_, resource)| resource.state().end.is_none());
+        let open = open.filter(|(_, resource)| {
+            let state = resource.state();
+            // A drain that has failed may still succeed.
+            state.end.is_none() || resource.drains() && !succeeded(&state)
+        });
         open.map(|(name, resource)| (name.clone(), resource.node.clone()))
             .collect()
     }
@@ -136,10 +225,10 @@ impl Resources {
         self.by_name.remove(name);
     }
 
-    pub(super) fn news(&self, name: &str) -> ResourceUpdate {
+    pub(super) fn news(&self, name: &str) -> ResourceNews {
         match self.by_name.get(name) {
-            Some(resource) => ResourceUpdate::There(Box::new(resource.object.clone())),
-            None => ResourceUpdate::Absent,
+            Some(resource) => ResourceNews::There(Box::new(resource.object.clone())),
+            None => ResourceNews::Absent,
         }
     }
 
@@ -148,7 +237,7 @@ impl Resources {
     pub(super) fn work(&mut self, name: &str, work: Work, node: &SimNode) -> Result<(), Broken> {
         let session = Ownership::read(&node.view).map(|own| own.session_id);
         let others = self.by_name.iter().filter(|(other, _)| *other != name);
-        let others = others.filter(|(_, one)| one.kind.kind != "Job");
+        let others = others.filter(|(_, one)| one.remediates());
         let mut goes_on = others.filter(|(_, one)| {
             let state = one.state();
             let of = state.attempt.and_then(|key| self.begun.get(&key));
@@ -173,15 +262,14 @@ impl Resources {
                     return Ok(());
                 }
                 may_begin(node, name)?;
-                if let Some(other) = goes_on.filter(|_| resource.kind.kind != "Job") {
+                if let Some(other) = goes_on.filter(|_| resource.remediates()) {
                     return Err(format!("{name} begins while {other} goes on"));
                 }
                 let session = session.unwrap_or_default();
                 if self.begun.insert(key, session).is_some() {
                     return Err(format!("{name} is carried out twice"));
                 }
-                resource.object["status"] =
-                    json!({"conditions": [{"type": "SignalSent", "status": "True"}]});
+                resource.add("SignalSent", "True", "");
             }
             // Before it has started, it can only be given up.
             Work::FailsForNow if !state.begun => resource.ends("TransientFailure"),
@@ -221,12 +309,40 @@ impl Resource {
         ResourceState::read(&self.object, &self.kind)
     }
 
+    fn remediates(&self) -> bool {
+        !self.drains() && self.kind.kind != "Job"
+    }
+
+    fn drains(&self) -> bool {
+        self.kind.kind == "DrainRequest"
+    }
+
     fn ends(&mut self, reason: &str) {
-        let complete = json!({"type": "AttemptComplete", "status": "True", "reason": reason});
+        self.add("AttemptComplete", "True", reason);
+    }
+
+    fn add(&mut self, kind: &str, status: &str, reason: &str) {
+        let condition = json!({"type": kind, "status": status, "reason": reason});
         let conditions = self.object.pointer_mut("/status/conditions");
         match conditions.and_then(Value::as_array_mut) {
-            Some(conditions) => conditions.push(complete),
-            None => self.object["status"] = json!({"conditions": [complete]}),
+            Some(conditions) => {
+                conditions.retain(|one| one["type"] != kind);
+                conditions.push(condition);
+            }
+            None => self.object["status"] = json!({"conditions": [condition]}),
         }
     }
+}
+
+fn succeeded(state: &ResourceState) -> bool {
+    let end = state.end.as_ref();
+    end.is_some_and(|(outcome, _)| *outcome == Outcome::Succeeded)
+}
+
+/// Returns the key of the custom resource that drains a node, if the session of the node asks for
+/// it.
+pub(super) fn drain_key(node: &NodeView) -> Option<String> {
+    let own = Ownership::read(node)?;
+    let mark = own.mark.drain?;
+    Some(format!("{DRAIN_ACTION}-{}/{}", own.session_id, mark.since))
 }

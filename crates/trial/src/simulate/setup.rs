@@ -9,13 +9,14 @@ use fleet::remediation::RemediationConfig;
 use fleet::{Owns, Settings};
 use jiff::SignedDuration;
 use model::mode::Mode;
+use model::node::NodeView;
 use model::position::Position;
 use policy::{DEFAULT_POLICY, Policy};
 
 use super::dice::Dice;
 use super::happening::CHECKS;
 use super::judge::Broken;
-use super::repair::REMEDIATION;
+use super::repair::{REMEDIATION, RESET_GPU, RESET_NODE};
 
 /// Drain modes of the [`NAMESPACES`](super::happening::NAMESPACES).
 const DRAIN: &str = r#"
@@ -30,6 +31,30 @@ mode = "DeleteAfterTimeout"
 name = "jobs"
 mode = "AllowCompletion"
 "#;
+
+/// Drain by another operator, of the nodes with the label [`SCHEDULER`].
+const CUSTOM_DRAIN: &str = r#"
+[customDrain]
+enabled = true
+templateMountPath = "/templates"
+templateFileName = "drain"
+namespace = "slinky"
+apiGroup = "nvsentinel.nvidia.com"
+version = "v1alpha1"
+kind = "DrainRequest"
+statusConditionType = "DrainComplete"
+statusConditionStatus = "True"
+timeout = "30m"
+nodeSelector = "nvidia.com/scheduler in (slurm)"
+"#;
+const DRAIN_TEMPLATE: &str = r#"
+apiVersion: {{ .ApiGroup }}/{{ .Version }}
+kind: {{ .Kind }}
+metadata: {namespace: "{{ .Namespace }}"}
+spec: {nodeName: "{{ .HealthEvent.NodeName }}"}
+"#;
+/// Label of the nodes that another operator drains.
+pub(super) const SCHEDULER: (&str, &str) = ("nvidia.com/scheduler", "slurm");
 
 /// Route of the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +72,13 @@ pub(super) enum Route {
 pub(super) struct Setup {
     /// Route of the faults of each of the [`CHECKS`]; `None`: they get all stages.
     pub(super) routes: [Option<Route>; CHECKS.len()],
+    /// True if only the pods of faulty GPUs leave where that suffices. GPUs are then reset one by
+    /// one.
+    pub(super) partial: bool,
+    /// True if a faulty GPU is tainted, and its node stays in service.
+    pub(super) device_taints: bool,
+    /// True if another operator drains the nodes with the label [`SCHEDULER`].
+    pub(super) custom_drain: bool,
 }
 
 /// Configuration of a controller, as its files give it.
@@ -66,12 +98,28 @@ impl Setup {
         let routes = dice.once_in(2);
         Self {
             routes: CHECKS.map(|_| Route::any(&mut dice).filter(|_| routes)),
+            partial: dice.once_in(2),
+            device_taints: dice.once_in(2),
+            custom_drain: dice.once_in(2),
         }
     }
 
     /// Returns the setups that lack one of the features of this one.
     pub(super) fn simpler(&self) -> Vec<Self> {
-        let mut simpler = Vec::new();
+        let mut simpler = vec![
+            Self {
+                partial: false,
+                ..self.clone()
+            },
+            Self {
+                device_taints: false,
+                ..self.clone()
+            },
+            Self {
+                custom_drain: false,
+                ..self.clone()
+            },
+        ];
         for (index, _) in CHECKS.iter().enumerate() {
             let mut without = self.clone();
             if let Some(route) = without.routes.get_mut(index) {
@@ -89,14 +137,22 @@ impl Setup {
         routes.find(|(of, _)| **of == check)?.1
     }
 
+    /// Returns true if another operator drains a node.
+    pub(super) fn drains_by_resource(&self, node: &NodeView) -> bool {
+        let (label, value) = SCHEDULER;
+        self.custom_drain && node.labels.get(label).is_some_and(|on| on == value)
+    }
+
     /// Returns the configuration of the controller.
     pub(super) fn configuration(&self) -> Result<Configuration, Broken> {
         const SOURCE: &str = "the simulation";
         let policy = Policy::parse(&self.policy(), SOURCE).map_err(|why| why.to_string())?;
-        let drain = DrainConfig::parse(DRAIN, SOURCE).map_err(|why| why.to_string())?;
+        let drain =
+            DrainConfig::parse_with(&self.drain(), SOURCE, |_| Ok(DRAIN_TEMPLATE.to_owned()));
+        let drain = drain.map_err(|why| why.to_string())?;
         let drain = Arc::new(drain);
         let no_file = |_: &str| Err("there are no files".to_owned());
-        let remediation = RemediationConfig::parse(REMEDIATION, SOURCE, no_file);
+        let remediation = RemediationConfig::parse(&self.remediation(), SOURCE, no_file);
         let remediation = remediation.map_err(|why| why.to_string())?;
         let settings = Settings {
             mode: Mode::Act,
@@ -119,9 +175,26 @@ impl Setup {
         })
     }
 
-    /// Returns the text of the policy: the built-in one, with routes.
+    /// Returns the text of the drain configuration.
+    fn drain(&self) -> String {
+        let custom = if self.custom_drain { CUSTOM_DRAIN } else { "" };
+        format!("partialDrainEnabled = {}\n{DRAIN}{custom}", self.partial)
+    }
+
+    /// Returns the text of the remediation configuration.
+    fn remediation(&self) -> String {
+        let reset = if self.partial { RESET_GPU } else { RESET_NODE };
+        format!("{reset}{REMEDIATION}")
+    }
+
+    /// Returns the text of the policy: the built-in one, with routes and device taints.
     fn policy(&self) -> String {
         let mut text = DEFAULT_POLICY.to_owned();
+        if self.device_taints {
+            const NAME: &str = "name = \"default\"\n";
+            text = text.replacen(NAME, &format!("{NAME}taint-devices = 1\n"), 1);
+            text += "\n[device-taints]\n";
+        }
         for (check, route) in CHECKS.iter().zip(self.routes) {
             let Some(route) = route else {
                 continue;
@@ -140,6 +213,15 @@ impl Setup {
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut features = Vec::new();
+        if self.partial {
+            features.push("drains of single GPUs".to_owned());
+        }
+        if self.device_taints {
+            features.push("device taints".to_owned());
+        }
+        if self.custom_drain {
+            features.push("another operator that drains n0".to_owned());
+        }
         for (check, route) in CHECKS.iter().zip(self.routes) {
             let route = route.map(Route::stages);
             features.extend(route.map(|stages| format!("a route for {check} ({stages})")));

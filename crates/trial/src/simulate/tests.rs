@@ -26,10 +26,13 @@ fn the_same_seed_is_the_same_run() {
 
 #[test]
 fn all_combinations_of_features_are_met() {
-    let setups: Vec<Setup> = (0..2000).map(Setup::of).collect();
-    let routes: BTreeSet<String> = setups
-        .iter()
-        .map(|one| format!("{:?}", one.routes))
-        .collect();
-    assert_eq!(routes.len(), 16);
+    let setups = (0..2000).map(Setup::of);
+    let setups: Vec<Setup> = setups.collect();
+    let routes = |one: &Setup| format!("{:?}", one.routes);
+    assert_eq!(setups.iter().map(routes).collect::<BTreeSet<_>>().len(), 16);
+    let switches = |one: &Setup| (one.partial, one.device_taints, one.custom_drain);
+    assert_eq!(
+        setups.iter().map(switches).collect::<BTreeSet<_>>().len(),
+        8
+    );
 }

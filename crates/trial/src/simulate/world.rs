@@ -7,7 +7,7 @@ use std::sync::Arc;
 use contract::{Entity, HealthEvent, keys};
 use fleet::brake::pause::Pause;
 use fleet::session::Session;
-use fleet::{Effect, Fleet, FleetInput, Kept, Switched};
+use fleet::{DeviceInput, DeviceWatch, Effect, Fleet, FleetInput, Kept, Switched};
 use jiff::{SignedDuration, Timestamp};
 use model::event::{Record, normalise};
 use model::ownership::Ownership;
@@ -17,6 +17,7 @@ use super::happening::{Fate, Hand, Machine, Memory, NODES, Symptom};
 use super::judge::{self, Broken};
 use super::node::{SimNode, name};
 use super::repair::Resources;
+use super::rules::{Rules, slice, uuid};
 use super::setup::{Configuration, Setup};
 use requests::Request;
 
@@ -50,8 +51,9 @@ pub(super) struct World {
     paused: Option<bool>,
     pods_made: u64,
     pub(super) resources: Resources,
+    pub(super) rules: Rules,
     /// Node of each watched custom resource, by the resource's name.
-    watched: BTreeMap<String, String>,
+    pub(super) watched: BTreeMap<String, String>,
     /// Last position in the store.
     positions: u64,
     /// Number of effects, by kind.
@@ -83,6 +85,7 @@ impl World {
             paused: None,
             pods_made: 0,
             resources: Resources::default(),
+            rules: Rules::new(),
             watched: BTreeMap::new(),
             positions: 0,
             effects: BTreeMap::new(),
@@ -120,12 +123,38 @@ impl World {
             node.followed = false;
         }
         self.watched.clear();
+        if self.setup.device_taints {
+            self.list_devices();
+        }
         self.list();
     }
 
     pub(super) fn send(&mut self, input: FleetInput) {
         self.has_input = true;
         self.fleet.take(input, self.now);
+    }
+
+    pub(super) fn send_device(&mut self, input: DeviceInput) {
+        if self.setup.device_taints {
+            self.send(FleetInput::Devices(input));
+        }
+    }
+
+    /// Starts the watch of devices, rules and claims with a list of them.
+    fn list_devices(&mut self) {
+        self.send_device(DeviceInput::Watch(DeviceWatch::Pending));
+        for node in 0..self.nodes.len() {
+            self.send_device(DeviceInput::Slice(name(node), Some(slice(node))));
+        }
+        for rule in self.rules.list() {
+            self.send_device(rule);
+        }
+        let pods = self.nodes.iter().flat_map(|node| &node.pods);
+        let claims = pods.filter_map(|(title, pod)| Some((title.clone(), pod.claim()?)));
+        for (title, claim) in claims.collect::<Vec<_>>() {
+            self.send_device(DeviceInput::Claim(title, Some(claim)));
+        }
+        self.send_device(DeviceInput::Watch(DeviceWatch::Known));
     }
 
     /// Delivers the switches that people have set to the controller.
@@ -161,8 +190,8 @@ impl World {
             message: format!("report {}", self.stored.len()),
             recommended_action: symptom.action(),
             entities_impacted: vec![Entity {
-                entity_type: "GPU".to_owned(),
-                entity_value: symptom.gpu.to_string(),
+                entity_type: keys::ENTITY_GPU_UUID.to_owned(),
+                entity_value: uuid(symptom.node, symptom.gpu),
             }],
             ..HealthEvent::default()
         };
@@ -219,17 +248,21 @@ impl World {
                     judge::removal(self, &planned)?;
                     self.pending.push(Request::Remove(planned));
                 }
+                Effect::ChangeRule(planned) => {
+                    judge::rule(self, &planned)?;
+                    self.pending.push(Request::Rule(planned));
+                }
                 Effect::LookUp { node, ids } => self.pending.push(Request::LookUp(node, ids)),
                 Effect::Append { node, events, .. } => {
                     self.pending.push(Request::Append(node, events));
                 }
                 Effect::WatchPods { node, watch } => self.follow(&node, watch),
                 Effect::CreateResource(planned) => {
-                    judge::repair(self, &planned)?;
+                    judge::created(self, &planned)?;
                     self.pending.push(Request::Make(planned));
                 }
-                Effect::DeleteResource { attempt, .. } => {
-                    self.pending.push(Request::Withdraw(attempt));
+                Effect::DeleteResource { attempt, begun, .. } => {
+                    self.pending.push(Request::Withdraw(attempt, begun));
                 }
                 Effect::WatchResource {
                     node, name, watch, ..
@@ -243,8 +276,14 @@ impl World {
         }
     }
 
-    /// Delivers the oldest pending watch event of a node. Returns false if there are none.
+    /// Delivers the oldest pending watch events of a node, and of the rules. Returns false if there
+    /// are none.
     pub(super) fn deliver(&mut self, index: usize) -> bool {
+        let rule = self.rules.deliver();
+        let of_rule = rule.is_some();
+        if let Some(rule) = rule {
+            self.send_device(rule);
+        }
         let told = self
             .nodes
             .get_mut(index)
@@ -253,7 +292,7 @@ impl World {
         if let Some(view) = told {
             self.send(FleetInput::Seen(view));
         }
-        there
+        there || of_rule
     }
 
     /// Restarts the watch with a list of all nodes.
@@ -307,6 +346,7 @@ impl World {
             }
         }
         self.pending.clear();
+        self.resources.crash(&self.nodes);
         if memory == Memory::Nothing {
             self.stored.clear();
             self.saved = None;
@@ -333,13 +373,19 @@ impl World {
         }
     }
 
+    /// Returns a node by its name.
+    pub(super) fn node(&self, name: &str) -> Option<&SimNode> {
+        self.nodes.iter().find(|node| node.view.name == name)
+    }
+
     fn index(&self, name: &str) -> Option<usize> {
         self.nodes.iter().position(|node| node.view.name == name)
     }
 
     /// Returns true if nothing is pending, and everything is delivered, read and decided.
     pub(super) fn is_quiet(&self) -> bool {
-        let told = self.nodes.iter().all(|node| node.undelivered.is_empty());
+        let mut nodes = self.nodes.iter();
+        let told = nodes.all(|node| node.undelivered.is_empty()) && self.rules.is_delivered();
         told && !self.has_input && self.pending.is_empty() && self.read == self.stored.len()
     }
 

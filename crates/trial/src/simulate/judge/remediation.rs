@@ -32,7 +32,7 @@ pub(super) fn validated(node: &SimNode) -> Result<(), Broken> {
 
 /// Checks that the custom resource of a remediation is created only for the attempt that its
 /// node records, once the node is drained, and not for faults that are routed past remediation.
-pub(in crate::simulate) fn repair(world: &World, planned: &PlannedResource) -> Result<(), Broken> {
+pub(super) fn repair(world: &World, planned: &PlannedResource) -> Result<(), Broken> {
     let wrong = |why: &str| Err(format!("{} is to be made: {why}", planned.name));
     let Some(view) = world.fleet.view(&planned.node) else {
         return wrong("the controller does not know its node");

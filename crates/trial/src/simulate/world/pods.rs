@@ -1,11 +1,12 @@
 //! Pods in the simulated cluster: their creation, watch, eviction and end.
 
-use contract::keys;
 use fleet::drain::PodView;
-use fleet::{FleetInput, PodUpdate};
+use fleet::{DeviceInput, FleetInput, PodNews};
+use model::ownership::Ownership;
 
-use super::super::happening::NAMESPACES;
-use super::super::node::name;
+use super::super::happening::{Known, NAMESPACES, Traits};
+use super::super::node::{SimPod, name};
+use super::super::rules::{device, uuid};
 use super::World;
 
 // === impl World ===
@@ -31,24 +32,24 @@ impl World {
             let why = "the API server is away".to_owned();
             if node.followed {
                 let node = name(index);
-                let news = PodUpdate::Failing(why);
-                self.send(FleetInput::Pods { node, update: news });
+                let news = PodNews::Failing(why);
+                self.send(FleetInput::Pods { node, news });
             }
             return;
         }
-        let pods: Vec<PodView> = node.pods.values().cloned().collect();
-        self.send_pod(index, PodUpdate::ListBegun);
+        let pods: Vec<PodView> = node.pods.values().map(|pod| pod.view.clone()).collect();
+        self.send_pod(index, PodNews::ListBegun);
         for pod in pods {
-            self.send_pod(index, PodUpdate::Observed(Box::new(pod)));
+            self.send_pod(index, PodNews::Seen(Box::new(pod)));
         }
-        self.send_pod(index, PodUpdate::Listed);
+        self.send_pod(index, PodNews::Listed);
     }
 
-    pub(super) fn send_pod(&mut self, index: usize, news: PodUpdate) {
+    pub(super) fn send_pod(&mut self, index: usize, news: PodNews) {
         let node = self.nodes.get(index);
         if node.is_some_and(|node| node.followed && !node.hidden) {
             let node = name(index);
-            self.send(FleetInput::Pods { node, update: news });
+            self.send(FleetInput::Pods { node, news });
         }
     }
 
@@ -60,7 +61,8 @@ impl World {
     }
 
     /// Binds a pod to a schedulable node.
-    pub(in crate::simulate) fn bind(&mut self, index: usize, namespace: usize) {
+    pub(in crate::simulate) fn bind(&mut self, index: usize, namespace: usize, traits: Traits) {
+        let taints = self.setup.device_taints;
         let Some(node) = self.nodes.get_mut(index) else {
             return;
         };
@@ -68,20 +70,49 @@ impl World {
             return;
         }
         self.pods_made += 1;
-        let pod = PodView {
-            namespace: NAMESPACES
-                .get(namespace)
-                .copied()
-                .unwrap_or_default()
-                .to_owned(),
-            name: format!("p{}", self.pods_made),
-            uid: format!("uid-{}", self.pods_made),
-            has_gpus: true,
-            ..PodView::default()
+        let gpu = traits.gpu.map(|(gpu, _)| uuid(index, gpu));
+        let claim = match traits.gpu {
+            Some((gpu, Known::Claimed)) if taints => Some(device(index, gpu)),
+            _ => None,
         };
-        node.pods
-            .insert(format!("{}/{}", pod.namespace, pod.name), pod.clone());
-        self.send_pod(index, PodUpdate::Observed(Box::new(pod)));
+        let named = !matches!(traits.gpu, Some((_, Known::Unknown))) && claim.is_none();
+        let namespace = NAMESPACES.get(namespace).copied().unwrap_or_default();
+        let pod = SimPod {
+            view: PodView {
+                namespace: namespace.to_owned(),
+                name: format!("p{}", self.pods_made),
+                uid: format!("uid-{}", self.pods_made),
+                has_gpus: gpu.is_some(),
+                gpus: gpu.iter().filter(|_| named).cloned().collect(),
+                ..PodView::default()
+            },
+            gpu,
+            claim,
+        };
+        let view = pod.view.clone();
+        let claim = pod.claim();
+        node.pods.insert(view.title(), pod);
+        if claim.is_some() {
+            self.send_device(DeviceInput::Claim(view.title(), claim));
+        }
+        self.send_pod(index, PodNews::Seen(Box::new(view)));
+    }
+
+    /// Lets the agent of a node write the GPU of one of the pods on it, where nobody has said which
+    /// it is. Returns false if there were none.
+    pub(in crate::simulate) fn name_gpu(&mut self, which: usize) -> bool {
+        let nodes = self.nodes.iter_mut().enumerate();
+        let pods =
+            nodes.flat_map(|(index, node)| node.pods.values_mut().map(move |pod| (index, pod)));
+        let mut unknown: Vec<_> = pods.filter(|(_, pod)| !pod.is_known()).collect();
+        let count = unknown.len().max(1);
+        let Some((index, pod)) = unknown.get_mut(which % count) else {
+            return false;
+        };
+        pod.view.gpus.extend(pod.gpu.clone());
+        let (index, view) = (*index, pod.view.clone());
+        self.send_pod(index, PodNews::Seen(Box::new(view)));
+        true
     }
 
     /// Ends one of the pods.
@@ -95,26 +126,45 @@ impl World {
         }
     }
 
-    pub(super) fn pod_gone(&mut self, index: usize, title: &str) {
-        if let Some(node) = self.nodes.get_mut(index) {
-            node.pods.remove(title);
+    /// Ends all pods of a node that a drain concerns.
+    pub(super) fn empty(&mut self, index: usize) {
+        let pods = self.nodes.get(index).map(|node| &node.pods);
+        let pods = pods.into_iter().flatten();
+        let ends = pods.filter(|(_, pod)| pod.view.namespace != "kube-system");
+        for title in ends.map(|(title, _)| title.clone()).collect::<Vec<_>>() {
+            self.pod_gone(index, &title);
         }
-        self.send_pod(index, PodUpdate::Gone(title.to_owned()));
     }
 
-    /// Ends pods that were evicted or that a drain waits for. Returns false if there were none.
+    pub(super) fn pod_gone(&mut self, index: usize, title: &str) {
+        let pods = self.nodes.get_mut(index).map(|node| &mut node.pods);
+        let pod = pods.and_then(|pods| pods.remove(title));
+        if pod.is_some_and(|pod| pod.claim.is_some()) {
+            self.send_device(DeviceInput::Claim(title.to_owned(), None));
+        }
+        self.send_pod(index, PodNews::Gone(title.to_owned()));
+    }
+
+    /// Ends pods that were evicted or that a drain waits for, once all GPUs are known. Returns false
+    /// if there were none.
     pub(in crate::simulate) fn end_pods(&mut self) -> bool {
+        let mut acted = false;
+        while self.name_gpu(0) {
+            acted = true;
+        }
         let mut ended = Vec::new();
         for (index, node) in self.nodes.iter().enumerate() {
-            let state = node.view.labels.get(keys::STATE_LABEL).map(String::as_str);
-            let drains = state == Some(keys::STATE_DRAINING);
+            let own = Ownership::read(&node.view);
+            let drain = own.and_then(|own| own.mark.drain);
+            let drains = drain.is_some_and(|mark| mark.done.is_none());
             let ends = |pod: &&PodView| pod.ends_by.is_some() || drains && pod.namespace == "jobs";
-            let titles = node.pods.values().filter(ends).map(PodView::title);
+            let pods = node.pods.values().map(|pod| &pod.view);
+            let titles = pods.filter(ends).map(PodView::title);
             ended.extend(titles.map(|title| (index, title)));
         }
         for (index, title) in &ended {
             self.pod_gone(*index, title);
         }
-        !ended.is_empty()
+        acted || !ended.is_empty()
     }
 }

@@ -34,7 +34,7 @@ impl World {
         });
     }
 
-    /// Lets a janitor work on one of the custom resources.
+    /// Lets a janitor, or the operator of drains, work on one of the custom resources.
     pub(in crate::simulate) fn work(&mut self, which: usize, work: Work) -> Result<(), Broken> {
         let Some((name, node)) = self.resources.any(which) else {
             return Ok(());
@@ -43,7 +43,15 @@ impl World {
     }
 
     fn work_on(&mut self, name: &str, node: &str, work: Work) -> Result<(), Broken> {
-        let Some(node) = self.index(node).and_then(|index| self.nodes.get(index)) else {
+        let index = self.index(node);
+        if let Some(drained) = self.resources.drain(name, work) {
+            if let Some(index) = index.filter(|_| drained) {
+                self.empty(index);
+            }
+            self.send_resource(name);
+            return Ok(());
+        }
+        let Some(node) = index.and_then(|index| self.nodes.get(index)) else {
             return Ok(());
         };
         self.resources.work(name, work, node)?;
@@ -72,7 +80,7 @@ impl World {
         let own = node.and_then(|node| Ownership::read(&node.view));
         let mark = own.and_then(|own| own.mark.remediation).unwrap_or_default();
         let made = |one: &Attempt| one.name == name && one.made.is_some();
-        if mark.attempts.iter().any(made) {
+        if mark.attempts.iter().any(made) || self.resources.drain(&name, Work::IsLost).is_some() {
             self.resources.delete(&name);
             self.send_resource(&name);
         }

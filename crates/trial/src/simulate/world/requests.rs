@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use contract::{HealthEvent, keys};
-use fleet::session::Intent;
+use fleet::session::{Failure, Intent};
 use fleet::{
-    CreateAnswer, EventInStore, FleetInput, PatchAnswer, Planned, PlannedRemoval, PlannedResource,
-    PodUpdate, RemovalAnswer,
+    CreateAnswer, FleetInput, InStore, PatchAnswer, Planned, PlannedRemoval, PlannedResource,
+    PlannedRule, PodNews, RemovalAnswer,
 };
 use jiff::Timestamp;
 use model::attempt::Attempt;
@@ -22,10 +22,12 @@ use super::World;
 pub(super) enum Request {
     Patch(Box<Planned>),
     Remove(Box<PlannedRemoval>),
+    Rule(Box<PlannedRule>),
     LookUp(String, Vec<String>),
     Append(String, Vec<(HealthEvent, Timestamp)>),
     Make(Box<PlannedResource>),
-    Withdraw(Box<Attempt>),
+    /// Deletion of the custom resource of an attempt; true: also if something has started.
+    Withdraw(Box<Attempt>, bool),
 }
 
 // === impl World ===
@@ -74,6 +76,16 @@ impl World {
                 let PlannedRemoval { node, uid, .. } = *planned;
                 FleetInput::PodAnswered { node, uid, answer }
             }
+            Request::Rule(planned) => {
+                let PlannedRule { node, change, .. } = *planned;
+                let changed = done.then(|| self.rules.change(&change));
+                let failed = Err(Failure::Error { retry_after: None });
+                FleetInput::RuleChanged {
+                    node,
+                    rule: change.rule_name(),
+                    result: changed.filter(|_| fate == Fate::Done).unwrap_or(failed),
+                }
+            }
             Request::Make(planned) => {
                 let answer = if done {
                     self.resources.make(&planned)
@@ -87,8 +99,11 @@ impl World {
                 let PlannedResource { node, key, .. } = *planned;
                 FleetInput::ResourceCreated { node, key, answer }
             }
-            Request::Withdraw(attempt) => {
-                if done && self.resources.withdraw(&attempt) {
+            Request::Withdraw(attempt, begun) => {
+                if !done {
+                    // It is repeated as long as the controller runs.
+                    self.pending.push(Request::Withdraw(attempt, begun));
+                } else if self.resources.withdraw(&attempt, begun) {
                     self.send_resource(&attempt.name);
                 }
                 return Ok(true); // The controller expects no answer.
@@ -117,11 +132,17 @@ impl World {
         Ok(true)
     }
 
-    fn in_store(&self, id: &str) -> EventInStore {
+    /// Returns true if a request to create the custom resource of an attempt is pending.
+    pub(in crate::simulate) fn creates(&self, key: &str) -> bool {
+        let mut pending = self.pending.iter();
+        pending.any(|request| matches!(request, Request::Make(planned) if planned.key == key))
+    }
+
+    fn in_store(&self, id: &str) -> InStore {
         if self.stored.iter().any(|record| record.id == id) {
-            EventInStore::Current
+            InStore::Current
         } else {
-            EventInStore::Missing
+            InStore::Nothing
         }
     }
 
@@ -168,14 +189,17 @@ impl World {
         let title = format!("{}/{}", planned.namespace, planned.name);
         let pods = self.nodes.get_mut(index).map(|node| &mut node.pods);
         let pod = pods.and_then(|pods| pods.get_mut(&title));
-        let Some(pod) = pod.filter(|pod| pod.uid == planned.uid) else {
+        let Some(pod) = pod
+            .map(|pod| &mut pod.view)
+            .filter(|pod| pod.uid == planned.uid)
+        else {
             return RemovalAnswer::Gone;
         };
         match planned.evict {
             Some(grace) => {
                 pod.ends_by.get_or_insert(now + grace);
                 let pod = pod.clone();
-                self.send_pod(index, PodUpdate::Observed(Box::new(pod)));
+                self.send_pod(index, PodNews::Seen(Box::new(pod)));
             }
             None => self.pod_gone(index, &title),
         }
