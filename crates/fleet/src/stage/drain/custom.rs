@@ -337,11 +337,16 @@ impl DrainState {
         let drained = mark.is_some_and(|(_, mark)| mark.done.is_some());
         let stays = drained && is_out && desired.takes_node_out() && custom.is_some();
         let state = &mut self.custom;
-        if state.wanted || stays || !facts.state.acts() {
+        if state.wanted || !facts.state.acts() {
             return;
         }
+        // The drain may leave the session before its resource is deleted, as where the node is still
+        // validated: a process that has not created the resource has to know it by then.
         if let (Some((own, mark)), Some(custom)) = (mark, custom) {
             state.set_attempt(&attempt(facts.name, own, mark, &custom));
+        }
+        if stays {
+            return;
         }
         let Some(attempt) = state.object.attempt.clone() else {
             return;

@@ -177,6 +177,34 @@ fn whoever_starts_anew_asks_for_the_same_drain() {
     }
 }
 
+/// A fault whose sender asks that pods stay keeps the node out, and the drain leaves its session.
+#[test]
+fn whoever_starts_anew_withdraws_it_also_where_the_drain_leaves_the_session_first() {
+    let mut world = world();
+    world.fault(0);
+    let planned = look(&mut world).makes.remove(0);
+    make(&mut world, &planned);
+    look(&mut world);
+    finish(&mut world, &planned.name);
+    let mut other = event("Other", &[("GPU", "1")], true, false);
+    other.drain_overrides = Some(BehaviourOverrides {
+        force: false,
+        skip: true,
+    });
+    world.store(other, world.now);
+    look(&mut world);
+    assert_eq!(world.phase(), Phase::Drained);
+    world.restart(Restart::Events);
+    assert!(look(&mut world).withdrawn.is_empty());
+    world.recovery(0);
+    let withdrawn = look(&mut world).withdrawn;
+    let keys: Vec<String> = withdrawn.iter().map(Attempt::key).collect();
+    assert_eq!(
+        (keys, world.phase()),
+        (vec![planned.key], Phase::Quarantined)
+    );
+}
+
 #[test]
 fn who_ends_the_session_has_it_withdrawn_also_while_it_is_made() {
     for by in ["uncordon", "release", "recovery"] {
