@@ -141,6 +141,7 @@ fn apply(world: &mut World, step: Happening, figures: &mut Figures) -> Result<()
         Happening::Deleted(which) => world.delete_resource(which),
         Happening::RuleDeleted(which) => world.rules.delete(which),
         Happening::Named(which) => drop(world.name_gpu(which)),
+        Happening::Written(which) => world.write_checkpoint(which),
         Happening::Time(seconds) => world.pass(seconds),
     }
     Ok(())

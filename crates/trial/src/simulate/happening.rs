@@ -102,6 +102,10 @@ pub(super) enum Known {
 pub(super) struct Traits {
     /// GPU that it holds, and how that is known; `None`: it has no GPU.
     pub(super) gpu: Option<(usize, Known)>,
+    /// Gang that it is in, where there are gangs.
+    pub(super) gang: Option<usize>,
+    /// Minutes for which it asks to write a checkpoint, where pods do; 0: as long as it may.
+    pub(super) checkpoint: Option<i64>,
 }
 
 /// Step of a simulation. Indices are taken modulo the number of candidates.
@@ -146,6 +150,8 @@ pub(super) enum Happening {
     RuleDeleted(usize),
     /// Agent writes the GPUs of a pod on it.
     Named(usize),
+    /// Pod has written the checkpoint that it was asked for.
+    Written(usize),
     /// Clock advances, or is set back.
     Time(i64),
 }
@@ -185,6 +191,7 @@ impl Happening {
                 Traits::any(dice),
             ),
             36 => Self::Ends(dice.below(16)),
+            37 if dice.once_in(2) => Self::Written(dice.below(4)),
             37 => Self::Pods(dice.below(NODES), dice.once_in(3)),
             38..41 => Self::Janitor(dice.below(4), Work::any(dice)),
             41 if dice.once_in(6) => Self::Deleted(dice.below(4)),
@@ -243,6 +250,8 @@ impl Traits {
         };
         Self {
             gpu: known.map(|known| (dice.below(GPUS), known)),
+            gang: Some(dice.below(3)).filter(|gang| *gang < 2),
+            checkpoint: dice.once_in(2).then(|| seconds(dice.below(4) * 4)),
         }
     }
 }
@@ -254,6 +263,13 @@ impl fmt::Display for Traits {
             Some((gpu, Known::Annotated)) => write!(f, "GPU {gpu}"),
             Some((gpu, Known::Claimed)) => write!(f, "a claim of GPU {gpu}"),
             Some((gpu, Known::Unknown)) => write!(f, "GPU {gpu}, which is not written on it"),
+        }?;
+        if let Some(gang) = self.gang {
+            write!(f, ", of gang {gang}")?;
+        }
+        match self.checkpoint {
+            None => Ok(()),
+            Some(minutes) => write!(f, ", which asks for {minutes} min to write a checkpoint"),
         }
     }
 }
@@ -360,6 +376,7 @@ impl fmt::Display for Happening {
             Self::Janitor(_, work) => write!(f, "the janitor: {work}"),
             Self::Deleted(_) => write!(f, "somebody deletes a custom resource"),
             Self::RuleDeleted(_) => write!(f, "somebody deletes a rule that taints a device"),
+            Self::Written(_) => write!(f, "a pod has written its checkpoint"),
             Self::Named(_) => write!(f, "the agent writes the GPU of a pod on it"),
             Self::Time(seconds) if *seconds < 0 => {
                 write!(

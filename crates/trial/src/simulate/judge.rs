@@ -21,10 +21,12 @@ use remediation::{repair, validated};
 
 mod devices;
 mod drain;
+mod pods;
 mod remediation;
 
 pub(super) use devices::rule;
-pub(super) use drain::{drained, removal};
+pub(super) use drain::drained;
+pub(super) use pods::{checkpoint, removal};
 
 /// Description of a violated invariant.
 pub(super) type Broken = String;

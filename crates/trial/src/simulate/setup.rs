@@ -79,6 +79,8 @@ pub(super) struct Setup {
     pub(super) device_taints: bool,
     /// True if another operator drains the nodes with the label [`SCHEDULER`].
     pub(super) custom_drain: bool,
+    /// True if pods are in gangs, and ask for the time to write a checkpoint.
+    pub(super) gangs: bool,
 }
 
 /// Configuration of a controller, as its files give it.
@@ -101,6 +103,7 @@ impl Setup {
             partial: dice.once_in(2),
             device_taints: dice.once_in(2),
             custom_drain: dice.once_in(2),
+            gangs: dice.once_in(2),
         }
     }
 
@@ -117,6 +120,10 @@ impl Setup {
             },
             Self {
                 custom_drain: false,
+                ..self.clone()
+            },
+            Self {
+                gangs: false,
                 ..self.clone()
             },
         ];
@@ -221,6 +228,9 @@ impl fmt::Display for Setup {
         }
         if self.custom_drain {
             features.push("another operator that drains n0".to_owned());
+        }
+        if self.gangs {
+            features.push("gangs and checkpoints".to_owned());
         }
         for (check, route) in CHECKS.iter().zip(self.routes) {
             let route = route.map(Route::stages);

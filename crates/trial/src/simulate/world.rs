@@ -45,7 +45,7 @@ pub(super) struct World {
     /// Latest time that the clock has shown.
     latest: Timestamp,
     /// True once the clock was set back.
-    put_back: bool,
+    pub(super) put_back: bool,
     /// State of the pause switch: whether remediations are paused together with new
     /// quarantines; `None` if nothing is paused.
     paused: Option<bool>,
@@ -247,6 +247,10 @@ impl World {
                 Effect::RemovePod(planned) => {
                     judge::removal(self, &planned)?;
                     self.pending.push(Request::Remove(planned));
+                }
+                Effect::RequestCheckpoint(planned) => {
+                    judge::checkpoint(self, &planned)?;
+                    self.pending.push(Request::Checkpoint(planned));
                 }
                 Effect::ChangeRule(planned) => {
                     judge::rule(self, &planned)?;

@@ -1,11 +1,9 @@
 //! Invariants of drains.
 
-use contract::{HealthEvent, RecommendedAction, keys};
-use fleet::{Planned, PlannedRemoval, PlannedResource};
-
+use contract::{HealthEvent, RecommendedAction};
 use fleet::drain::{Drain, Fate, fate};
 use fleet::veto::Veto;
-use jiff::SignedDuration;
+use fleet::{Planned, PlannedResource};
 use model::node::NodeView;
 use model::ownership::Ownership;
 use model::reporter::is_own_word;
@@ -14,13 +12,7 @@ use super::super::node::{SimNode, SimPod};
 use super::super::repair::drain_key;
 use super::super::setup::Route;
 use super::super::world::World;
-use super::devices::faulty;
 use super::{Broken, routes};
-
-/// Time for which pods of the namespace `later` are waited for.
-const DELETE_AFTER: SignedDuration = SignedDuration::from_mins(60);
-/// Time that an evicted pod has to end, with some slack, before it may be deleted.
-const ENDS_WITHIN: SignedDuration = SignedDuration::from_mins(6);
 
 /// Checks that a drain begins with all pods only where its faults ask for more than the reset of
 /// the GPUs that they name, and that all pods that were to leave have left when the decision is made
@@ -95,67 +87,8 @@ fn resets_suffice(world: &World, node: &str) -> bool {
     drained.peek().is_some() && drained.all(|event| event.recommended_action() == resets)
 }
 
-/// Checks that a pod is removed only from a node that is marked as draining for its session, whose
-/// faults are not all routed past the drain, and as its namespace asks.
-pub(in crate::simulate) fn removal(world: &World, planned: &PlannedRemoval) -> Result<(), Broken> {
-    let title = format!("{}/{} of {}", planned.namespace, planned.name, planned.node);
-    let wrong = |why: &str| Err(format!("the pod {title} is to be removed: {why}"));
-    let now = world.now;
-    let Some(view) = world.fleet.view(&planned.node) else {
-        return wrong("the controller does not know its node");
-    };
-    let Some(own) = Ownership::read(view) else {
-        return wrong("its node has no session");
-    };
-    if own.takes_node_out() {
-        if own.mark.drain.is_none_or(|mark| mark.done.is_some()) {
-            return wrong("its node is not being drained");
-        }
-        // Pods leave for a further fault also while a remediation of single GPUs goes on.
-        let state = view.labels.get(keys::STATE_LABEL).map(String::as_str);
-        if !world.setup.partial && state != Some(keys::STATE_DRAINING) {
-            return wrong("its node does not say that it is being drained");
-        }
-        if !view.unschedulable {
-            return wrong("its node is in service");
-        }
-    } else if own.mark.drain_gpus.is_empty() {
-        return wrong("its node is in service, and none of its GPUs is being drained");
-    }
-    if !own.mark.drain_gpus.is_empty() {
-        holds_a_faulty_gpu(world, planned).or_else(|why| wrong(&why))?;
-    }
-    if world.setup.drains_by_resource(view) {
-        return wrong("another operator drains its node");
-    }
-    may_drain(world, view).or_else(|why| wrong(&why))?;
-    let Some(mark) = own.mark.drain else {
-        return wrong("the session of its node has no drain");
-    };
-    let forced = routes(world, &planned.node).contains(&Some(Route::Forceful));
-    let due = match planned.namespace.as_str() {
-        "now" => mark.since,
-        "later" | "jobs" if forced => mark.since,
-        "later" => mark.since + DELETE_AFTER,
-        "jobs" => return wrong("it is to be waited for"),
-        _ => return wrong("its namespace is not drained"),
-    };
-    // The clock may have been set back since the drain began.
-    let due = due - mark.since.duration_since(now).max(SignedDuration::ZERO);
-    if now < due {
-        return wrong(&format!("it is to be waited for until {due}"));
-    }
-    if planned.evict.is_none() && planned.namespace != "later" {
-        return wrong("without a grace period, against the mode of its namespace");
-    }
-    if planned.evict.is_none() && now < due + ENDS_WITHIN {
-        return wrong("without a grace period, before it had the time to end");
-    }
-    Ok(())
-}
-
 /// Checks that neither a veto nor the routes of all faults of a node hold its drain back.
-fn may_drain(world: &World, view: &NodeView) -> Result<(), Broken> {
+pub(super) fn may_drain(world: &World, view: &NodeView) -> Result<(), Broken> {
     if let Ok(Some(veto)) = Veto::of(view, world.now) {
         return Err(format!("{veto} holds it back"));
     }
@@ -184,25 +117,4 @@ pub(super) fn by_resource(world: &World, planned: &PlannedResource) -> Result<()
         return wrong("the session of its node has no such drain in progress");
     }
     may_drain(world, view).or_else(|why| wrong(&why))
-}
-
-/// Checks that a pod is known to hold a GPU with a fault.
-fn holds_a_faulty_gpu(world: &World, planned: &PlannedRemoval) -> Result<(), Broken> {
-    let title = format!("{}/{}", planned.namespace, planned.name);
-    let pod = world
-        .node(&planned.node)
-        .and_then(|node| node.pods.get(&title));
-    let Some(pod) = pod else {
-        return Ok(()); // It has ended, and the controller has not been told.
-    };
-    if !pod.is_known() {
-        return Err("nobody says which GPU it holds".to_owned());
-    }
-    let faulty = faulty(world, &planned.node, |_| true);
-    match &pod.gpu {
-        Some(gpu) if faulty.contains(gpu) => Ok(()),
-        gpu => Err(format!(
-            "it holds {gpu:?}, and the faulty GPUs are {faulty:?}"
-        )),
-    }
 }

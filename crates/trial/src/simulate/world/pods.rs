@@ -1,7 +1,8 @@
 //! Pods in the simulated cluster: their creation, watch, eviction and end.
 
-use fleet::drain::PodView;
+use fleet::drain::{Checkpoint, PodView};
 use fleet::{DeviceInput, FleetInput, PodNews};
+use jiff::SignedDuration;
 use model::ownership::Ownership;
 
 use super::super::happening::{Known, NAMESPACES, Traits};
@@ -62,7 +63,7 @@ impl World {
 
     /// Binds a pod to a schedulable node.
     pub(in crate::simulate) fn bind(&mut self, index: usize, namespace: usize, traits: Traits) {
-        let taints = self.setup.device_taints;
+        let (taints, gangs) = (self.setup.device_taints, self.setup.gangs);
         let Some(node) = self.nodes.get_mut(index) else {
             return;
         };
@@ -76,6 +77,8 @@ impl World {
             _ => None,
         };
         let named = !matches!(traits.gpu, Some((_, Known::Unknown))) && claim.is_none();
+        let gang = traits.gang.filter(|_| gangs);
+        let checkpoint = traits.checkpoint.filter(|_| gangs);
         let namespace = NAMESPACES.get(namespace).copied().unwrap_or_default();
         let pod = SimPod {
             view: PodView {
@@ -84,6 +87,11 @@ impl World {
                 uid: format!("uid-{}", self.pods_made),
                 has_gpus: gpu.is_some(),
                 gpus: gpu.iter().filter(|_| named).cloned().collect(),
+                gang: gang.map(|gang| format!("gang {gang}")),
+                checkpoint: checkpoint.map(|minutes| Checkpoint {
+                    takes: Some(SignedDuration::from_mins(minutes)).filter(|_| minutes > 0),
+                    ..Checkpoint::default()
+                }),
                 ..PodView::default()
             },
             gpu,
@@ -113,6 +121,27 @@ impl World {
         let (index, view) = (*index, pod.view.clone());
         self.send_pod(index, PodNews::Seen(Box::new(view)));
         true
+    }
+
+    /// Lets one of the pods that were asked for it write its checkpoint.
+    pub(in crate::simulate) fn write_checkpoint(&mut self, which: usize) {
+        let nodes = self.nodes.iter_mut().enumerate();
+        let pods = nodes
+            .flat_map(|(index, node)| node.pods.values_mut().map(move |pod| (index, pod)))
+            .filter_map(|(index, pod)| {
+                let asked = pod.view.checkpoint.filter(|one| one.requested > one.done)?;
+                Some((index, asked.requested, &mut pod.view))
+            });
+        let mut pods: Vec<_> = pods.collect();
+        let count = pods.len().max(1);
+        let Some((index, requested, view)) = pods.get_mut(which % count) else {
+            return;
+        };
+        if let Some(checkpoint) = &mut view.checkpoint {
+            checkpoint.done = *requested;
+        }
+        let (index, view) = (*index, view.clone());
+        self.send_pod(index, PodNews::Seen(Box::new(view)));
     }
 
     /// Ends one of the pods.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use contract::{HealthEvent, keys};
 use fleet::session::{Failure, Intent};
 use fleet::{
-    CreateAnswer, FleetInput, InStore, PatchAnswer, Planned, PlannedRemoval, PlannedResource,
-    PlannedRule, PodNews, RemovalAnswer,
+    CreateAnswer, FleetInput, InStore, PatchAnswer, Planned, PlannedCheckpoint, PlannedRemoval,
+    PlannedResource, PlannedRule, PodNews, RemovalAnswer,
 };
 use jiff::Timestamp;
 use model::attempt::Attempt;
@@ -22,6 +22,7 @@ use super::World;
 pub(super) enum Request {
     Patch(Box<Planned>),
     Remove(Box<PlannedRemoval>),
+    Checkpoint(Box<PlannedCheckpoint>),
     Rule(Box<PlannedRule>),
     LookUp(String, Vec<String>),
     Append(String, Vec<(HealthEvent, Timestamp)>),
@@ -75,6 +76,21 @@ impl World {
                 };
                 let PlannedRemoval { node, uid, .. } = *planned;
                 FleetInput::PodAnswered { node, uid, answer }
+            }
+            Request::Checkpoint(planned) => {
+                let answer = if done {
+                    self.ask_checkpoint(&planned)
+                } else {
+                    failed()
+                };
+                let PlannedCheckpoint { node, uid, .. } = *planned;
+                FleetInput::PodAnswered {
+                    node,
+                    uid,
+                    answer: Some(answer)
+                        .filter(|_| fate == Fate::Done)
+                        .unwrap_or_else(failed),
+                }
             }
             Request::Rule(planned) => {
                 let PlannedRule { node, change, .. } = *planned;
@@ -130,6 +146,32 @@ impl World {
         };
         self.send(input);
         Ok(true)
+    }
+
+    /// Returns true if a request to a pod to write a checkpoint is pending.
+    pub(in crate::simulate) fn asks_checkpoint(&self, uid: &str) -> bool {
+        let mut pending = self.pending.iter();
+        pending.any(|request| matches!(request, Request::Checkpoint(planned) if planned.uid == uid))
+    }
+
+    /// Asks a pod to write a checkpoint.
+    fn ask_checkpoint(&mut self, planned: &PlannedCheckpoint) -> RemovalAnswer {
+        let Some(index) = self.index(&planned.node) else {
+            return RemovalAnswer::Gone;
+        };
+        let title = format!("{}/{}", planned.namespace, planned.name);
+        let pods = self.nodes.get_mut(index).map(|node| &mut node.pods);
+        let pod = pods.and_then(|pods| pods.get_mut(&title));
+        let Some(pod) = pod
+            .map(|pod| &mut pod.view)
+            .filter(|pod| pod.uid == planned.uid)
+        else {
+            return RemovalAnswer::Gone;
+        };
+        pod.checkpoint.get_or_insert_default().requested = Some(planned.at);
+        let pod = pod.clone();
+        self.send_pod(index, PodNews::Seen(Box::new(pod)));
+        RemovalAnswer::Taken
     }
 
     /// Returns true if a request to create the custom resource of an attempt is pending.
