@@ -32,6 +32,8 @@ use world::World;
 
 /// Number of steps of an episode.
 const EPISODE: u64 = 250;
+/// Number of pods that are bound to each node at the beginning of an episode.
+const PODS: usize = 4;
 /// Most rounds until everything must have settled once nothing fails.
 const ROUNDS: u32 = 2000;
 /// Most attempts to shorten a violation.
@@ -86,7 +88,13 @@ pub fn run(seed: u64, steps: u64) -> Report {
         let seed = seed.wrapping_add(report.steps / EPISODE);
         let mut dice = Dice::new(seed);
         let setup = Setup::of(seed);
-        let steps: Vec<Happening> = (0..length).map(|_| Happening::any(&mut dice)).collect();
+        let steps: Vec<Happening> = (0..length)
+            .map(|step| match usize::try_from(step) {
+                // Nodes have pods from the beginning.
+                Ok(step) if step < NODES * PODS => Happening::bound(step % NODES, &mut dice),
+                _ => Happening::any(&mut dice),
+            })
+            .collect();
         report.steps += length;
         let mut figures = Figures::default();
         let played = play(&setup, &steps, &mut figures);

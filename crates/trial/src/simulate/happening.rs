@@ -159,6 +159,11 @@ pub(super) enum Happening {
 // === impl Happening ===
 
 impl Happening {
+    /// Returns the step that binds a random pod to a node.
+    pub(super) fn bound(node: usize, dice: &mut Dice) -> Self {
+        Self::Bound(node, dice.below(NAMESPACES.len()), Traits::any(dice))
+    }
+
     /// Returns a random step; ordinary ones are more likely.
     pub(super) fn any(dice: &mut Dice) -> Self {
         match dice.below(50) {
@@ -185,11 +190,7 @@ impl Happening {
             }
             31..33 => Self::Hand(dice.below(NODES), Hand::any(dice)),
             33 => Self::Pause(dice.once_in(3).then(|| dice.once_in(2))),
-            34..36 => Self::Bound(
-                dice.below(NODES),
-                dice.below(NAMESPACES.len()),
-                Traits::any(dice),
-            ),
+            34..36 => Self::bound(dice.below(NODES), dice),
             36 => Self::Ends(dice.below(16)),
             37 if dice.once_in(2) => Self::Written(dice.below(4)),
             37 => Self::Pods(dice.below(NODES), dice.once_in(3)),
