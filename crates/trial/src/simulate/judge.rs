@@ -17,7 +17,7 @@ use super::happening::Symptom;
 use super::node::{FOREIGN, SimNode, name};
 use super::setup::Route;
 use super::world::World;
-use remediation::{repair, validated};
+use remediation::{failure_is_told, repair, validated};
 
 mod devices;
 mod drain;
@@ -44,7 +44,7 @@ const AFTER_A_PERSON: [&str; 5] = [
 ];
 
 /// Checks that a patch undoes nothing that others did, when the API server applies it.
-pub(super) fn patch(node: &SimNode, planned: &Planned) -> Result<(), Broken> {
+pub(super) fn patch(world: &World, node: &SimNode, planned: &Planned) -> Result<(), Broken> {
     let (change, name) = (&planned.patch.change, &planned.node);
     if change.unschedulable == Some(false) && node.cordoned_by_hand {
         return Err(format!(
@@ -57,7 +57,7 @@ pub(super) fn patch(node: &SimNode, planned: &Planned) -> Result<(), Broken> {
         return Err(format!("{name} loses {key}, which is another's"));
     }
     if planned.patch.intent == Intent::Release && node.view.unschedulable {
-        validated(node)?;
+        validated(world, node)?;
     }
     Ok(())
 }
@@ -186,6 +186,7 @@ pub(super) fn settled(world: &World) -> Result<(), Broken> {
         }
         if own.is_some() {
             has_a_way_out(world, node)?;
+            failure_is_told(node, &awaits(fleet, name))?;
         }
         devices::settled(world, name)?;
     }

@@ -39,7 +39,7 @@ equivalenceGroup = "reset"
 supersedingEquivalenceGroups = ["restart"]
 impactedEntityScope = "GPU_UUID"
 "#;
-/// Remediation of the simulated cluster beside resets: reboots, validated by a Job.
+/// Remediation of the simulated cluster beside resets: reboots, and the Job of a validation.
 pub(super) const REMEDIATION: &str = r#"
 [remediationActions.RESTART_BM]
 apiGroup = "janitor.dgxc.nvidia.com"
@@ -65,10 +65,6 @@ apiVersion: {{ .ApiGroup }}/{{ .Version }}
 kind: {{ .Kind }}
 metadata: {name: "{{ .NodeName }}-{{ .HealthEventID }}"}
 """
-
-[validation]
-action = "VALIDATE"
-quietMinutes = 1
 "#;
 
 /// Custom resources of the cluster.

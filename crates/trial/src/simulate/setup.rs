@@ -67,6 +67,18 @@ pub(super) enum Route {
     Forceful,
 }
 
+/// Proof that a node has to give after a remediation, before it returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Proof {
+    /// Node returns without a proof.
+    #[default]
+    Nothing,
+    /// Node has no new fault for a minute.
+    Quiet,
+    /// After a minute without a new fault, a Job succeeds.
+    Job,
+}
+
 /// Features of a simulated cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Setup {
@@ -81,6 +93,8 @@ pub(super) struct Setup {
     pub(super) custom_drain: bool,
     /// True if pods are in gangs, and ask for the time to write a checkpoint.
     pub(super) gangs: bool,
+    /// Validation of nodes that were remediated.
+    pub(super) validation: Proof,
 }
 
 /// Configuration of a controller, as its files give it.
@@ -104,6 +118,7 @@ impl Setup {
             device_taints: dice.once_in(2),
             custom_drain: dice.once_in(2),
             gangs: dice.once_in(2),
+            validation: Proof::any(&mut dice),
         }
     }
 
@@ -124,6 +139,10 @@ impl Setup {
             },
             Self {
                 gangs: false,
+                ..self.clone()
+            },
+            Self {
+                validation: Proof::Nothing,
                 ..self.clone()
             },
         ];
@@ -191,7 +210,8 @@ impl Setup {
     /// Returns the text of the remediation configuration.
     fn remediation(&self) -> String {
         let reset = if self.partial { RESET_GPU } else { RESET_NODE };
-        format!("{reset}{REMEDIATION}")
+        let validation = self.validation.table();
+        format!("{reset}{REMEDIATION}{validation}")
     }
 
     /// Returns the text of the policy: the built-in one, with routes and device taints.
@@ -232,6 +252,11 @@ impl fmt::Display for Setup {
         if self.gangs {
             features.push("gangs and checkpoints".to_owned());
         }
+        match self.validation {
+            Proof::Nothing => {}
+            Proof::Quiet => features.push("validation by quiet time".to_owned()),
+            Proof::Job => features.push("validation by a Job".to_owned()),
+        }
         for (check, route) in CHECKS.iter().zip(self.routes) {
             let route = route.map(Route::stages);
             features.extend(route.map(|stages| format!("a route for {check} ({stages})")));
@@ -267,6 +292,32 @@ impl Route {
             Self::Stays => "drain = false",
             Self::Unrepaired => "remediate = false",
             Self::Forceful => "drain = \"forceful\"",
+        }
+    }
+}
+
+// === impl Proof ===
+
+impl Proof {
+    fn any(dice: &mut Dice) -> Self {
+        match dice.below(4) {
+            0 => Self::Nothing,
+            1 => Self::Quiet,
+            _ => Self::Job,
+        }
+    }
+
+    /// Returns the proof, unless none is asked for.
+    pub(super) fn some(self) -> Option<Self> {
+        (self != Self::Nothing).then_some(self)
+    }
+
+    /// Returns the table of the remediation configuration.
+    fn table(self) -> &'static str {
+        match self {
+            Self::Nothing => "",
+            Self::Quiet => "\n[validation]\nquietMinutes = 1\n",
+            Self::Job => "\n[validation]\naction = \"VALIDATE\"\nquietMinutes = 1\n",
         }
     }
 }

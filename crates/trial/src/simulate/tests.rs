@@ -30,9 +30,10 @@ fn all_combinations_of_features_are_met() {
     let setups: Vec<Setup> = setups.collect();
     let routes = |one: &Setup| format!("{:?}", one.routes);
     assert_eq!(setups.iter().map(routes).collect::<BTreeSet<_>>().len(), 16);
-    let switches = |one: &Setup| (one.partial, one.device_taints, one.custom_drain, one.gangs);
-    assert_eq!(
-        setups.iter().map(switches).collect::<BTreeSet<_>>().len(),
-        16
-    );
+    let switches = |one: &Setup| {
+        let of_drains = (one.partial, one.custom_drain, one.gangs);
+        (of_drains, one.device_taints, one.validation)
+    };
+    let met: BTreeSet<_> = setups.iter().map(switches).collect();
+    assert_eq!(met.len(), 48);
 }

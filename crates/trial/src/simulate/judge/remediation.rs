@@ -1,31 +1,73 @@
 //! Invariants of remediations and validations.
 
 use fleet::PlannedResource;
-use model::attempt::{Attempt, Outcome, VALIDATION_GROUP};
+use fleet::remediation::validation::Validation;
+use jiff::SignedDuration;
+use model::attempt::{Attempt, VALIDATION_GROUP};
 use model::ownership::Ownership;
 
 use super::super::node::SimNode;
-use super::super::setup::Route;
+use super::super::setup::{Proof, Route};
 use super::super::world::World;
 use super::{Broken, routes};
 
-/// Checks that a node with a remediation is returned only after a later validation has
-/// succeeded.
-pub(super) fn validated(node: &SimNode) -> Result<(), Broken> {
+/// Time without a new fault in which a node has to prove itself.
+const QUIET: SignedDuration = SignedDuration::from_mins(1);
+
+/// Checks that a node with a remediation is returned only after it has given the proof that is
+/// configured: a later validation that has succeeded, or time without a fault.
+pub(super) fn validated(world: &World, node: &SimNode) -> Result<(), Broken> {
     let own = Ownership::read(&node.view);
-    let mark = own.and_then(|own| own.mark.remediation).unwrap_or_default();
-    let is_repair = |one: &&Attempt| one.group != VALIDATION_GROUP && one.made.is_some();
-    let passed = |one: &&Attempt| {
-        let end = one.end.as_ref();
-        one.group == VALIDATION_GROUP && end.is_some_and(|end| end.outcome == Outcome::Succeeded)
+    let Some((own, proof)) = own.zip(world.setup.validation.some()) else {
+        return Ok(());
     };
-    let counts = |one: &&Attempt| is_repair(one) || passed(one);
-    match mark.attempts.iter().rfind(counts) {
-        Some(last) if is_repair(&last) => Err(format!(
-            "{} is given back after {}, and was not validated",
-            node.view.name,
-            last.title()
-        )),
+    let wrong = |last: &Attempt, why: &str| {
+        let (name, title) = (&node.view.name, last.title());
+        Err(format!("{name} is given back after {title}, and {why}"))
+    };
+    let mark = own.mark.remediation.unwrap_or_default();
+    let made = |one: &&Attempt| one.made.is_some();
+    let Some(last) = mark.repairs().filter(made).last() else {
+        return Ok(());
+    };
+    if proof == Proof::Job {
+        if !mark.validations().iter().any(Attempt::succeeded) {
+            return wrong(last, "was not validated");
+        }
+        return Ok(());
+    }
+    if !own
+        .events
+        .iter()
+        .any(|event| Validation::of(event).is_some())
+    {
+        return wrong(last, "was not to prove that it is quiet");
+    }
+    // After the clock was set back, times do not tell the order.
+    let since = last.made.filter(|_| !world.put_back);
+    if since.is_some_and(|since| world.now < since + QUIET) {
+        return wrong(last, "was not quiet for long enough");
+    }
+    Ok(())
+}
+
+/// Checks that a person is asked about a node whose last validation has not succeeded. This holds
+/// once nothing is in progress.
+pub(super) fn failure_is_told(node: &SimNode, awaits: &str) -> Result<(), Broken> {
+    let Some(own) = Ownership::read(&node.view) else {
+        return Ok(());
+    };
+    let validates = own
+        .events
+        .iter()
+        .any(|event| Validation::of(event).is_some());
+    let mark = own.mark.remediation.unwrap_or_default();
+    match mark.validations().last() {
+        Some(last) if validates && !last.succeeded() && !awaits.starts_with("a person: ") => {
+            let name = &node.view.name;
+            let ending = last.ending();
+            Err(format!("{ending}, and {name} waits for {awaits:?}"))
+        }
         _ => Ok(()),
     }
 }

@@ -201,7 +201,7 @@ impl World {
         if !holds(&planned.view, &node.view, change) {
             return Ok(PatchAnswer::Conflict);
         }
-        judge::patch(node, planned)?;
+        judge::patch(self, node, planned)?;
         let patch = &planned.patch;
         let untainted = change.annotations.get(keys::UNTAINTED_MANUALLY);
         if let Some(node) = self.nodes.get_mut(index) {
