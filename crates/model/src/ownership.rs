@@ -398,13 +398,14 @@ pub fn state_label(
     drain: Option<DrainMark>,
     remediation: Option<&RemediationMark>,
 ) -> &'static str {
-    match (remediation.and_then(RemediationMark::state), drain) {
+    let drains = drain.is_some_and(|mark| mark.done.is_none());
+    match remediation.and_then(RemediationMark::state) {
         // A remediation of single GPUs has not helped, and all other pods leave before the next one.
-        (Some(keys::STATE_REMEDIATED), Some(DrainMark { done: None, .. })) => keys::STATE_DRAINING,
-        (Some(state), _) => state,
-        (None, None) => keys::STATE_QUARANTINED,
-        (None, Some(DrainMark { done: None, .. })) => keys::STATE_DRAINING,
-        (None, Some(DrainMark { done: Some(_), .. })) => keys::STATE_DRAINED,
+        Some(keys::STATE_REMEDIATED) if drains => keys::STATE_DRAINING,
+        Some(state) => state,
+        None if drains => keys::STATE_DRAINING,
+        None if drain.is_some() => keys::STATE_DRAINED,
+        None => keys::STATE_QUARANTINED,
     }
 }
 
