@@ -200,6 +200,12 @@ impl<'a> Draft<'a> {
         self.annotate(keys::REMEDIATION_STATE, text);
         let gpus = match (drain, goes_on) {
             (None, _) => Vec::new(),
+            // Pods of GPUs whose faults have ended meanwhile have stayed.
+            (Some(now), Some(before)) if now.done.is_some() && before.done.is_none() => {
+                let gpus = &self.own.mark.drain_gpus;
+                let left = gpus.iter().filter(|gpu| desired.drain_gpus.contains(gpu));
+                left.cloned().collect()
+            }
             (_, Some(_)) => self.own.mark.drain_gpus.clone(),
             (_, None) => desired.drain_gpus.clone(),
         };

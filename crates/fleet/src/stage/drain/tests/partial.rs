@@ -142,6 +142,25 @@ fn of_a_node_that_is_out_for_the_reset_of_a_gpu_only_its_pods_leave() {
     assert_eq!(state(&world), Some("draining"));
 }
 
+/// The fault of one of two GPUs ends before its pods have left, and comes again after the drain.
+#[test]
+fn a_gpu_whose_fault_ended_meanwhile_was_not_drained() {
+    let mut world = world_with(partial(), &[]);
+    with_gpus(&mut world, "now/a", &["GPU-0"]);
+    with_gpus(&mut world, "now/b", &["GPU-1"]);
+    reset(&mut world, "GPU-0");
+    reset(&mut world, "GPU-1");
+    assert_eq!(settle(&mut world), ["evict now/a", "evict now/b"]);
+    world.report("GpuMemWatch", &[("GPU_UUID", "GPU-1")], false, true);
+    leave(&mut world, "a");
+    settle(&mut world);
+    assert_eq!(world.phase(), Phase::Drained);
+    world.now += SignedDuration::from_mins(1);
+    reset(&mut world, "GPU-1");
+    settle(&mut world);
+    assert_eq!(world.phase(), Phase::Draining);
+}
+
 #[test]
 fn where_nobody_knows_the_gpu_or_the_switch_is_off_all_pods_leave() {
     let mut nameless = world_with(partial(), &[]);
