@@ -4,6 +4,7 @@ use fleet::PlannedResource;
 use fleet::remediation::validation::Validation;
 use jiff::SignedDuration;
 use model::attempt::{Attempt, VALIDATION_GROUP};
+use model::event::Record;
 use model::ownership::Ownership;
 
 use super::super::node::SimNode;
@@ -44,7 +45,16 @@ pub(super) fn validated(world: &World, node: &SimNode) -> Result<(), Broken> {
         return wrong(last, "was not to prove that it is quiet");
     }
     // After the clock was set back, times do not tell the order.
-    let since = last.made.filter(|_| !world.put_back);
+    let begins = |record: &&Record| {
+        let event = &record.event;
+        event.node_name == node.view.name && !event.is_healthy && Validation::of(event).is_some()
+    };
+    let begun = world
+        .stored
+        .iter()
+        .rfind(begins)
+        .map(|record| record.created_at);
+    let since = last.made.max(begun).filter(|_| !world.put_back);
     if since.is_some_and(|since| world.now < since + QUIET) {
         return wrong(last, "was not quiet for long enough");
     }
