@@ -401,9 +401,8 @@ pub fn state_label(
     let drains = drain.is_some_and(|mark| mark.done.is_none());
     match remediation.and_then(RemediationMark::state) {
         // A remediation of single GPUs has not helped, and all other pods leave before the next one.
-        Some(keys::STATE_REMEDIATED) if drains => keys::STATE_DRAINING,
+        Some(keys::STATE_REMEDIATED) | None if drains => keys::STATE_DRAINING,
         Some(state) => state,
-        None if drains => keys::STATE_DRAINING,
         None if drain.is_some() => keys::STATE_DRAINED,
         None => keys::STATE_QUARANTINED,
     }
