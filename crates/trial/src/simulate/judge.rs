@@ -185,8 +185,8 @@ pub(super) fn settled(world: &World) -> Result<(), Broken> {
             return Err(format!("{name} is {is}, against what is wanted"));
         }
         if own.is_some() {
-            has_a_way_out(world, node)?;
             failure_is_told(node, &awaits(fleet, name))?;
+            has_a_way_out(world, node)?;
         }
         devices::settled(world, name)?;
     }
@@ -235,6 +235,7 @@ pub(super) fn given_back(world: &World) -> Result<(), Broken> {
     withdrawn(world)?;
     for node in &world.nodes {
         let (name, view): (_, &NodeView) = (&node.view.name, &node.view);
+        failure_is_told(node, &awaits(fleet, name))?;
         // A failed or unknown validation waits for a person.
         let validates = |fault: &Fault| Validation::of(&fault.event).is_some();
         if fleet.book().faults(name).iter().any(validates)

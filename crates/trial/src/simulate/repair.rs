@@ -116,6 +116,13 @@ impl Resources {
         applies
     }
 
+    /// Returns true if a custom resource validates its node.
+    pub(super) fn validates(&self, name: &str) -> bool {
+        self.by_name
+            .get(name)
+            .is_some_and(|one| one.kind.kind == "Job")
+    }
+
     /// Returns true if the custom resource of an attempt exists.
     pub(super) fn has(&self, name: &str, key: &str) -> bool {
         let found = self.by_name.get(name);

@@ -77,6 +77,8 @@ pub(super) enum Proof {
     Quiet,
     /// After a minute without a new fault, a Job succeeds.
     Job,
+    /// The same, and Jobs fail at the end of an episode.
+    FailingJob,
 }
 
 /// Features of a simulated cluster.
@@ -255,6 +257,7 @@ impl fmt::Display for Setup {
         match self.validation {
             Proof::Nothing => {}
             Proof::Quiet => features.push("validation by quiet time".to_owned()),
+            Proof::FailingJob => features.push("validation by a Job, which fails".to_owned()),
             Proof::Job => features.push("validation by a Job".to_owned()),
         }
         for (check, route) in CHECKS.iter().zip(self.routes) {
@@ -303,6 +306,7 @@ impl Proof {
         match dice.below(4) {
             0 => Self::Nothing,
             1 => Self::Quiet,
+            2 => Self::FailingJob,
             _ => Self::Job,
         }
     }
@@ -317,7 +321,9 @@ impl Proof {
         match self {
             Self::Nothing => "",
             Self::Quiet => "\n[validation]\nquietMinutes = 1\n",
-            Self::Job => "\n[validation]\naction = \"VALIDATE\"\nquietMinutes = 1\n",
+            Self::Job | Self::FailingJob => {
+                "\n[validation]\naction = \"VALIDATE\"\nquietMinutes = 1\n"
+            }
         }
     }
 }

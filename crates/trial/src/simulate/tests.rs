@@ -35,5 +35,5 @@ fn all_combinations_of_features_are_met() {
         (of_drains, one.device_taints, one.validation)
     };
     let met: BTreeSet<_> = setups.iter().map(switches).collect();
-    assert_eq!(met.len(), 48);
+    assert_eq!(met.len(), 64);
 }

@@ -31,7 +31,7 @@ pub(super) fn validated(world: &World, node: &SimNode) -> Result<(), Broken> {
     let Some(last) = mark.repairs().filter(made).last() else {
         return Ok(());
     };
-    if proof == Proof::Job {
+    if proof != Proof::Quiet {
         if !mark.validations().iter().any(Attempt::succeeded) {
             return wrong(last, "was not validated");
         }

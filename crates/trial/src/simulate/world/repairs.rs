@@ -7,6 +7,7 @@ use model::ownership::Ownership;
 
 use super::super::happening::Work;
 use super::super::judge::Broken;
+use super::super::setup::Proof;
 use super::World;
 
 // === impl World ===
@@ -59,12 +60,19 @@ impl World {
         Ok(())
     }
 
-    /// Lets a janitor complete all custom resources. Returns false if there were none.
+    /// Lets a janitor complete all custom resources; Jobs fail where the setup says so. Returns false if there were none.
     pub(in crate::simulate) fn finish_repairs(&mut self) -> Result<bool, Broken> {
         let open = self.resources.open();
         for (name, node) in &open {
             self.work_on(name, node, Work::Begins)?;
-            self.work_on(name, node, Work::Succeeds)?;
+            let fails =
+                self.setup.validation == Proof::FailingJob && self.resources.validates(name);
+            let end = if fails {
+                Work::FailsForGood
+            } else {
+                Work::Succeeds
+            };
+            self.work_on(name, node, end)?;
         }
         Ok(!open.is_empty())
     }
