@@ -45,6 +45,7 @@ impl World {
         }
         let request = self.pending.remove(which % self.pending.len());
         let done = matches!(fate, Fate::Done | Fate::DoneUnanswered);
+        let mut made = None;
         let input = match request {
             Request::Patch(planned) => {
                 let answer = if done {
@@ -112,7 +113,10 @@ impl World {
                     Fate::Done => answer,
                     Fate::DoneUnanswered | Fate::Lost | Fate::Refused => not_made(),
                 };
-                let PlannedResource { node, key, .. } = *planned;
+                let PlannedResource {
+                    node, key, name, ..
+                } = *planned;
+                made = Some(name).filter(|_| done);
                 FleetInput::ResourceCreated { node, key, answer }
             }
             Request::Withdraw(attempt, begun) => {
@@ -145,6 +149,9 @@ impl World {
             }
         };
         self.send(input);
+        if let Some(name) = made {
+            self.send_resource(&name);
+        }
         Ok(true)
     }
 
