@@ -142,8 +142,8 @@ fn draining<'a>(world: &'a World, name: &str) -> Result<(DrainMark, &'a SimNode)
         if !view.unschedulable {
             return Err("its node is in service".to_owned());
         }
-    } else if own.mark.drain_gpus.is_empty() {
-        return Err("its node is in service, and none of its GPUs is being drained".to_owned());
+    } else if !world.setup.partial {
+        return Err("its node is in service".to_owned());
     }
     if world.setup.drains_by_resource(view) {
         return Err("another operator drains its node".to_owned());
@@ -168,8 +168,9 @@ fn departure<'a>(
     };
     let name = &node.view.name;
     let view: &NodeView = world.fleet.view(name).map_or(&node.view, |view| view);
-    let gpus = Ownership::read(view).map(|own| own.mark.drain_gpus);
-    let single = gpus.is_some_and(|gpus| !gpus.is_empty());
+    // Of a node in service only the pods of single GPUs leave, also where all were to before.
+    let own = Ownership::read(view);
+    let single = own.is_some_and(|own| !own.takes_node_out() || !own.mark.drain_gpus.is_empty());
     if single {
         holds_a_faulty_gpu(world, name, pod)?;
     }
