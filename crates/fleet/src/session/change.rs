@@ -202,9 +202,7 @@ impl<'a> Draft<'a> {
             (None, _) => Vec::new(),
             // Pods of GPUs whose faults have ended meanwhile have stayed.
             (Some(now), Some(before)) if now.done.is_some() && before.done.is_none() => {
-                let gpus = &self.own.mark.drain_gpus;
-                let left = gpus.iter().filter(|gpu| desired.drain_gpus.contains(gpu));
-                left.cloned().collect()
+                desired.drain_gpus.clone()
             }
             (_, Some(_)) => self.own.mark.drain_gpus.clone(),
             (_, None) => desired.drain_gpus.clone(),
