@@ -30,7 +30,7 @@ struct Held {
 }
 
 /// Guards that the simulation covers.
-const SIMULATED: [Guard; 10] = [
+const SIMULATED: [Guard; 15] = [
     Guard {
         what: "a cordon that was there before stays",
         file: "fleet/src/session/change.rs",
@@ -90,6 +90,36 @@ const SIMULATED: [Guard; 10] = [
         file: "fleet/src/stage/validation.rs",
         text: "let remediated = (own.mark",
         without: "let remediated = false && (own.mark",
+    },
+    Guard {
+        what: "a route of the policy skips the drain",
+        file: "policy/src/assess.rs",
+        text: "Some(RouteDrain::No) => None,",
+        without: "Some(RouteDrain::No) => Some(false),",
+    },
+    Guard {
+        what: "pods of other GPUs stay where single ones are drained",
+        file: "fleet/src/drain/partial.rs",
+        text: "(Fate::Leaves(..), Some(false)) => Fate::Stays",
+        without: "(Fate::Leaves(..), Some(false)) if false => Fate::Stays",
+    },
+    Guard {
+        what: "no device is out of service before its node says that it has a session",
+        file: "fleet/src/stage/device_taints.rs",
+        text: "if !in_session {",
+        without: "if false {",
+    },
+    Guard {
+        what: "no drain by a custom resource begins against a veto",
+        file: "fleet/src/stage/drain/custom.rs",
+        text: "facts.veto.is_none() && self.object",
+        without: "self.object",
+    },
+    Guard {
+        what: "no pod leaves before all of its gang have written their checkpoints",
+        file: "fleet/src/drain.rs",
+        text: "prepares.or_else(|| gang?.waits(now))",
+        without: "prepares",
     },
 ];
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
-use fleet::{CreateAnswer, DRAIN_ACTION, PlannedResource, ResourceNews};
+use fleet::{CreateAnswer, DRAIN_ACTION, PlannedResource, ResourceUpdate};
 use model::attempt::{Attempt, Outcome, RemediationMark, ResourceKind};
 use model::node::NodeView;
 use model::ownership::Ownership;
@@ -228,10 +228,10 @@ impl Resources {
         self.by_name.remove(name);
     }
 
-    pub(super) fn news(&self, name: &str) -> ResourceNews {
+    pub(super) fn news(&self, name: &str) -> ResourceUpdate {
         match self.by_name.get(name) {
-            Some(resource) => ResourceNews::There(Box::new(resource.object.clone())),
-            None => ResourceNews::Absent,
+            Some(resource) => ResourceUpdate::There(Box::new(resource.object.clone())),
+            None => ResourceUpdate::Absent,
         }
     }
 

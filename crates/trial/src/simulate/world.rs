@@ -7,7 +7,7 @@ use std::sync::Arc;
 use contract::{Entity, HealthEvent, keys};
 use fleet::brake::pause::Pause;
 use fleet::session::Session;
-use fleet::{DeviceInput, DeviceWatch, Effect, Fleet, FleetInput, Kept, Switched};
+use fleet::{DeviceInput, DeviceWatch, Effect, Fleet, FleetInput, SavedState, SwitchState};
 use jiff::{SignedDuration, Timestamp};
 use model::event::{Record, normalise};
 use model::ownership::Ownership;
@@ -37,7 +37,7 @@ pub(super) struct World {
     pub(super) stored: Vec<Record>,
     /// Number of stored events that the controller has read.
     read: usize,
-    saved: Option<Kept>,
+    saved: Option<SavedState>,
     pending: Vec<Request>,
     /// True if the controller received input since its last decision.
     has_input: bool,
@@ -96,7 +96,7 @@ impl World {
     }
 
     /// Starts a controller with the state that a previous one kept.
-    fn start(&mut self, kept: Option<Kept>) {
+    fn start(&mut self, kept: Option<SavedState>) {
         let settings = self.configuration.settings.clone();
         let policy = Arc::clone(&self.configuration.policy);
         self.fleet = Fleet::new(settings, Some(policy), self.now);
@@ -115,9 +115,9 @@ impl World {
         self.read_events(usize::MAX);
         self.send(FleetInput::CaughtUp);
         let unread = Some("nobody has answered yet".to_owned());
-        self.send(FleetInput::Switched(Box::new(Switched {
+        self.send(FleetInput::Switches(Box::new(SwitchState {
             unread,
-            ..Switched::default()
+            ..SwitchState::default()
         })));
         for node in &mut self.nodes {
             node.followed = false;
@@ -131,7 +131,7 @@ impl World {
 
     pub(super) fn send(&mut self, input: FleetInput) {
         self.has_input = true;
-        self.fleet.take(input, self.now);
+        self.fleet.handle(input, self.now);
     }
 
     pub(super) fn send_device(&mut self, input: DeviceInput) {
@@ -166,11 +166,11 @@ impl World {
             until: None,
             repairs,
         });
-        let switched = Switched {
+        let switched = SwitchState {
             pause,
-            ..Switched::default()
+            ..SwitchState::default()
         };
-        self.send(FleetInput::Switched(Box::new(switched)));
+        self.send(FleetInput::Switches(Box::new(switched)));
     }
 
     pub(super) fn pause(&mut self, paused: Option<bool>) {
@@ -294,7 +294,7 @@ impl World {
             .and_then(|node| node.undelivered.pop_front());
         let there = told.is_some();
         if let Some(view) = told {
-            self.send(FleetInput::Seen(view));
+            self.send(FleetInput::NodeObserved(view));
         }
         there || of_rule
     }
@@ -306,7 +306,7 @@ impl World {
             if let Some(node) = self.nodes.get_mut(index) {
                 node.undelivered.clear();
                 let view = Arc::clone(&node.view);
-                self.send(FleetInput::Seen(view));
+                self.send(FleetInput::NodeObserved(view));
             }
         }
         self.send(FleetInput::Listed);
@@ -325,7 +325,7 @@ impl World {
             reports.extend(self.fleet.reports(&node).map(|kept| (node.clone(), kept)));
             sessions.insert(node, kept);
         }
-        self.saved = Some(Kept {
+        self.saved = Some(SavedState {
             book,
             reports,
             recently_out: self.fleet.recently_out().clone(),
@@ -434,7 +434,7 @@ fn kind(effect: &Effect) -> &'static str {
         Effect::Remediation(_) => "count of repairs",
         Effect::LookUp { .. } => "question to the store",
         Effect::Append { .. } => "events for the store",
-        Effect::Note(..) => "line of a story",
+        Effect::Journal(..) => "line of a story",
         Effect::Status(_) => "status of a record",
         Effect::Log { .. } => "line of the log",
         Effect::Evaluated(_) => "evaluation of rules",

@@ -1,7 +1,7 @@
 //! Pods in the simulated cluster: their creation, watch, eviction and end.
 
 use fleet::drain::{Checkpoint, PodView};
-use fleet::{DeviceInput, FleetInput, PodNews};
+use fleet::{DeviceInput, FleetInput, PodUpdate};
 use jiff::SignedDuration;
 use model::ownership::Ownership;
 
@@ -33,24 +33,24 @@ impl World {
             let why = "the API server is away".to_owned();
             if node.followed {
                 let node = name(index);
-                let news = PodNews::Failing(why);
-                self.send(FleetInput::Pods { node, news });
+                let update = PodUpdate::Failing(why);
+                self.send(FleetInput::Pods { node, update });
             }
             return;
         }
         let pods: Vec<PodView> = node.pods.values().map(|pod| pod.view.clone()).collect();
-        self.send_pod(index, PodNews::ListBegun);
+        self.send_pod(index, PodUpdate::ListBegun);
         for pod in pods {
-            self.send_pod(index, PodNews::Seen(Box::new(pod)));
+            self.send_pod(index, PodUpdate::Observed(Box::new(pod)));
         }
-        self.send_pod(index, PodNews::Listed);
+        self.send_pod(index, PodUpdate::Listed);
     }
 
-    pub(super) fn send_pod(&mut self, index: usize, news: PodNews) {
+    pub(super) fn send_pod(&mut self, index: usize, update: PodUpdate) {
         let node = self.nodes.get(index);
         if node.is_some_and(|node| node.followed && !node.hidden) {
             let node = name(index);
-            self.send(FleetInput::Pods { node, news });
+            self.send(FleetInput::Pods { node, update });
         }
     }
 
@@ -103,7 +103,7 @@ impl World {
         if claim.is_some() {
             self.send_device(DeviceInput::Claim(view.title(), claim));
         }
-        self.send_pod(index, PodNews::Seen(Box::new(view)));
+        self.send_pod(index, PodUpdate::Observed(Box::new(view)));
     }
 
     /// Lets the agent of a node write the GPU of one of the pods on it, where nobody has said which
@@ -119,7 +119,7 @@ impl World {
         };
         pod.view.gpus.extend(pod.gpu.clone());
         let (index, view) = (*index, pod.view.clone());
-        self.send_pod(index, PodNews::Seen(Box::new(view)));
+        self.send_pod(index, PodUpdate::Observed(Box::new(view)));
         true
     }
 
@@ -141,7 +141,7 @@ impl World {
             checkpoint.done = *requested;
         }
         let (index, view) = (*index, view.clone());
-        self.send_pod(index, PodNews::Seen(Box::new(view)));
+        self.send_pod(index, PodUpdate::Observed(Box::new(view)));
     }
 
     /// Ends one of the pods.
@@ -171,7 +171,7 @@ impl World {
         if pod.is_some_and(|pod| pod.claim.is_some()) {
             self.send_device(DeviceInput::Claim(title.to_owned(), None));
         }
-        self.send_pod(index, PodNews::Gone(title.to_owned()));
+        self.send_pod(index, PodUpdate::Gone(title.to_owned()));
     }
 
     /// Ends pods that were evicted or that a drain waits for, once all GPUs are known. Returns false

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use contract::{HealthEvent, keys};
 use fleet::session::{Failure, Intent};
 use fleet::{
-    CreateAnswer, FleetInput, InStore, PatchAnswer, Planned, PlannedCheckpoint, PlannedRemoval,
-    PlannedResource, PlannedRule, PodNews, RemovalAnswer,
+    CreateAnswer, EventInStore, FleetInput, PatchAnswer, Planned, PlannedCheckpoint,
+    PlannedRemoval, PlannedResource, PlannedRule, PodUpdate, RemovalAnswer,
 };
 use jiff::Timestamp;
 use model::attempt::Attempt;
@@ -177,7 +177,7 @@ impl World {
         };
         pod.checkpoint.get_or_insert_default().requested = Some(planned.at);
         let pod = pod.clone();
-        self.send_pod(index, PodNews::Seen(Box::new(pod)));
+        self.send_pod(index, PodUpdate::Observed(Box::new(pod)));
         RemovalAnswer::Taken
     }
 
@@ -187,11 +187,11 @@ impl World {
         pending.any(|request| matches!(request, Request::Make(planned) if planned.key == key))
     }
 
-    fn in_store(&self, id: &str) -> InStore {
+    fn in_store(&self, id: &str) -> EventInStore {
         if self.stored.iter().any(|record| record.id == id) {
-            InStore::Current
+            EventInStore::Current
         } else {
-            InStore::Nothing
+            EventInStore::Missing
         }
     }
 
@@ -248,7 +248,7 @@ impl World {
             Some(grace) => {
                 pod.ends_by.get_or_insert(now + grace);
                 let pod = pod.clone();
-                self.send_pod(index, PodNews::Seen(Box::new(pod)));
+                self.send_pod(index, PodUpdate::Observed(Box::new(pod)));
             }
             None => self.pod_gone(index, &title),
         }

@@ -182,7 +182,7 @@ fn whoever_starts_anew_asks_for_the_same_drain() {
 fn whoever_starts_anew_withdraws_it_also_where_the_drain_leaves_the_session_first() {
     let mut world = world();
     world.fault(0);
-    let planned = look(&mut world).makes.remove(0);
+    let planned = look(&mut world).creations.remove(0);
     make(&mut world, &planned);
     look(&mut world);
     finish(&mut world, &planned.name);
