@@ -12,7 +12,6 @@
 mod dice;
 mod hands;
 mod happening;
-mod judge;
 mod node;
 mod repair;
 mod rules;
@@ -25,10 +24,11 @@ use jiff::SignedDuration;
 use serde::Serialize;
 
 use dice::Dice;
+use happening::Broken;
 use happening::{Fate, Happening, NODES};
-use judge::Broken;
 use setup::Setup;
 use world::World;
+use world::judge;
 
 /// Number of steps of an episode.
 const EPISODE: u64 = 250;

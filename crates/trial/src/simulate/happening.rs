@@ -7,6 +7,12 @@ use jiff::SignedDuration;
 
 use super::dice::Dice;
 
+/// Description of a violated invariant.
+pub(super) type Broken = String;
+
+/// Label of the nodes that another operator drains.
+pub(super) const SCHEDULER: (&str, &str) = ("nvidia.com/scheduler", "slurm");
+
 /// Number of nodes in the cluster.
 pub(super) const NODES: usize = 3;
 /// Number of GPUs of a node.

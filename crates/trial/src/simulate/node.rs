@@ -10,7 +10,7 @@ use model::node::{NodeChange, NodeView, Taint};
 use model::ownership::SESSION_ANNOTATIONS;
 use serde_json::json;
 
-use super::setup::SCHEDULER;
+use super::happening::SCHEDULER;
 
 /// Prefix of taints and labels that do not belong to gpuwarden.
 pub(super) const FOREIGN: &str = "foreign-";

@@ -11,8 +11,8 @@ use model::ownership::Ownership;
 use model::resource::ResourceState;
 use serde_json::{Value, json};
 
+use super::happening::Broken;
 use super::happening::Work;
-use super::judge::Broken;
 use super::node::SimNode;
 
 /// Reset of GPUs by a reboot of their node.

@@ -14,8 +14,8 @@ use model::position::Position;
 use policy::{DEFAULT_POLICY, Policy};
 
 use super::dice::Dice;
-use super::happening::CHECKS;
-use super::judge::Broken;
+use super::happening::Broken;
+use super::happening::{CHECKS, SCHEDULER};
 use super::repair::{REMEDIATION, RESET_GPU, RESET_NODE};
 
 /// Drain modes of the [`NAMESPACES`](super::happening::NAMESPACES).
@@ -53,8 +53,6 @@ kind: {{ .Kind }}
 metadata: {namespace: "{{ .Namespace }}"}
 spec: {nodeName: "{{ .HealthEvent.NodeName }}"}
 "#;
-/// Label of the nodes that another operator drains.
-pub(super) const SCHEDULER: (&str, &str) = ("nvidia.com/scheduler", "slurm");
 
 /// Route of the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +75,7 @@ pub(super) enum Proof {
     Quiet,
     /// After a minute without a new fault, a Job succeeds.
     Job,
-    /// The same, and Jobs fail at the end of an episode.
+    /// As `Job`, but Jobs fail at the end of an episode.
     FailingJob,
 }
 

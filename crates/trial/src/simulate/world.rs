@@ -13,14 +13,15 @@ use model::event::{Record, normalise};
 use model::ownership::Ownership;
 use model::position::Position;
 
+use super::happening::Broken;
 use super::happening::{Fate, Hand, Machine, Memory, NODES, Symptom};
-use super::judge::{self, Broken};
 use super::node::{SimNode, name};
 use super::repair::Resources;
 use super::rules::{Rules, slice, uuid};
 use super::setup::{Configuration, Setup};
 use requests::Request;
 
+pub(super) mod judge;
 mod pods;
 mod repairs;
 mod requests;

@@ -5,8 +5,8 @@ use fleet::FleetInput;
 use model::attempt::Attempt;
 use model::ownership::Ownership;
 
+use super::super::happening::Broken;
 use super::super::happening::Work;
-use super::super::judge::Broken;
 use super::super::setup::Proof;
 use super::World;
 

@@ -13,10 +13,11 @@ use jiff::Timestamp;
 use model::attempt::Attempt;
 use model::ownership::Ownership;
 
+use super::super::happening::Broken;
 use super::super::happening::Fate;
-use super::super::judge::{self, Broken};
 use super::super::node::holds;
 use super::World;
+use super::judge;
 
 /// Request that has not arrived yet.
 pub(super) enum Request {
@@ -121,7 +122,7 @@ impl World {
             }
             Request::Withdraw(attempt, begun) => {
                 if !done {
-                    // It is repeated as long as the controller runs.
+                    // The request is repeated as long as the controller runs.
                     self.pending.push(Request::Withdraw(attempt, begun));
                 } else if self.resources.withdraw(&attempt, begun) {
                     self.send_resource(&attempt.name);

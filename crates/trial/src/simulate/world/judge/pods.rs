@@ -8,12 +8,13 @@ use jiff::{SignedDuration, Timestamp};
 use model::node::NodeView;
 use model::ownership::{DrainMark, Ownership};
 
-use super::super::node::{SimNode, SimPod};
-use super::super::setup::Route;
-use super::super::world::World;
+use super::super::super::happening::Broken;
+use super::super::super::node::{SimNode, SimPod};
+use super::super::super::setup::Route;
+use super::super::World;
 use super::devices::faulty;
 use super::drain::may_drain;
-use super::{Broken, routes};
+use super::routes;
 
 /// Time for which pods of the namespace `later` are waited for.
 const DELETE_AFTER: SignedDuration = SignedDuration::from_mins(60);

@@ -13,10 +13,10 @@ use model::node::NodeView;
 use model::ownership::{AFTER_BOOT, Ownership, released_at};
 use model::reporter::is_own_word;
 
-use super::happening::Symptom;
-use super::node::{FOREIGN, SimNode, name};
-use super::setup::Route;
-use super::world::World;
+use super::super::happening::{Broken, Symptom};
+use super::super::node::{FOREIGN, SimNode, name};
+use super::super::setup::Route;
+use super::World;
 use remediation::{failure_is_told, repair, validated};
 
 mod devices;
@@ -24,16 +24,13 @@ mod drain;
 mod pods;
 mod remediation;
 
-pub(super) use devices::rule;
-pub(super) use drain::drained;
-pub(super) use pods::{checkpoint, removal};
-
-/// Description of a violated invariant.
-pub(super) type Broken = String;
+pub(in crate::simulate) use devices::rule;
+pub(in crate::simulate) use drain::drained;
+pub(in crate::simulate) use pods::{checkpoint, removal};
 
 /// Longest time until a node is returned after the end of all its faults: the wait of a
 /// flapping node, and some failed attempts.
-pub(super) const GIVEN_BACK_WITHIN: SignedDuration = SignedDuration::from_mins(25);
+pub(in crate::simulate) const GIVEN_BACK_WITHIN: SignedDuration = SignedDuration::from_mins(25);
 /// Annotations by people that remain after a session.
 const AFTER_A_PERSON: [&str; 5] = [
     keys::UNCORDONED_MANUALLY,
@@ -44,7 +41,11 @@ const AFTER_A_PERSON: [&str; 5] = [
 ];
 
 /// Checks that a patch undoes nothing that others did, when the API server applies it.
-pub(super) fn patch(world: &World, node: &SimNode, planned: &Planned) -> Result<(), Broken> {
+pub(in crate::simulate) fn patch(
+    world: &World,
+    node: &SimNode,
+    planned: &Planned,
+) -> Result<(), Broken> {
     let (change, name) = (&planned.patch.change, &planned.node);
     if change.unschedulable == Some(false) && node.cordoned_by_hand {
         return Err(format!(
@@ -63,7 +64,7 @@ pub(super) fn patch(world: &World, node: &SimNode, planned: &Planned) -> Result<
 }
 
 /// Checks that a custom resource is not asked for twice, and is to be created now.
-pub(super) fn created(world: &World, planned: &PlannedResource) -> Result<(), Broken> {
+pub(in crate::simulate) fn created(world: &World, planned: &PlannedResource) -> Result<(), Broken> {
     let PlannedResource { name, key, .. } = planned;
     if world.creates(key) {
         return Err(format!("{name} is to be made twice at once"));
@@ -91,7 +92,11 @@ fn withdrawn(world: &World) -> Result<(), Broken> {
 }
 
 /// Checks that faults which a person has dismissed do not take a node out of service again.
-pub(super) fn quarantine(fleet: &Fleet, planned: &Planned, put_back: bool) -> Result<(), Broken> {
+pub(in crate::simulate) fn quarantine(
+    fleet: &Fleet,
+    planned: &Planned,
+    put_back: bool,
+) -> Result<(), Broken> {
     // After the clock was set back, times do not tell the order.
     if planned.patch.intent != Intent::Quarantine || put_back {
         return Ok(());
@@ -110,7 +115,7 @@ pub(super) fn quarantine(fleet: &Fleet, planned: &Planned, put_back: bool) -> Re
 /// about the current node. `begun` means that the node's remediation has started. A machine
 /// uncordons a node soon after a boot or during a remediation; later the controller cannot
 /// recognise it.
-pub(super) fn release(
+pub(in crate::simulate) fn release(
     node: &SimNode,
     planned: &Planned,
     begun: bool,
@@ -138,7 +143,11 @@ pub(super) fn release(
 
 /// Checks that the open faults are exactly those of the accepted events, however often these
 /// were read.
-pub(super) fn book(fleet: &Fleet, stored: &[Record], nodes: &[SimNode]) -> Result<(), Broken> {
+pub(in crate::simulate) fn book(
+    fleet: &Fleet,
+    stored: &[Record],
+    nodes: &[SimNode],
+) -> Result<(), Broken> {
     let mut fresh = FaultBook::default();
     for record in stored {
         fresh.record(record);
@@ -162,7 +171,7 @@ pub(super) fn book(fleet: &Fleet, stored: &[Record], nodes: &[SimNode]) -> Resul
 }
 
 /// Checks that every node is as its open faults require, and waits only where it may.
-pub(super) fn settled(world: &World) -> Result<(), Broken> {
+pub(in crate::simulate) fn settled(world: &World) -> Result<(), Broken> {
     let fleet = &world.fleet;
     for node in &world.nodes {
         let name = &node.view.name;
@@ -229,7 +238,7 @@ fn has_a_way_out(world: &World, node: &SimNode) -> Result<(), Broken> {
 }
 
 /// Checks that each node is as others have left it.
-pub(super) fn given_back(world: &World) -> Result<(), Broken> {
+pub(in crate::simulate) fn given_back(world: &World) -> Result<(), Broken> {
     let fleet = &world.fleet;
     devices::given_back(world)?;
     withdrawn(world)?;
@@ -282,7 +291,7 @@ fn awaits(fleet: &Fleet, name: &str) -> String {
 }
 
 /// Returns recoveries that end all faults.
-pub(super) fn recoveries(fleet: &Fleet) -> Vec<Symptom> {
+pub(in crate::simulate) fn recoveries(fleet: &Fleet) -> Vec<Symptom> {
     let open = |symptom: &Symptom| {
         let faults = fleet.book().faults(&name(symptom.node));
         !faults.is_empty()

@@ -7,10 +7,11 @@ use model::attempt::{Attempt, VALIDATION_GROUP};
 use model::event::Record;
 use model::ownership::Ownership;
 
-use super::super::node::SimNode;
-use super::super::setup::{Proof, Route};
-use super::super::world::World;
-use super::{Broken, routes};
+use super::super::super::happening::Broken;
+use super::super::super::node::SimNode;
+use super::super::super::setup::{Proof, Route};
+use super::super::World;
+use super::routes;
 
 /// Time without a new fault in which a node has to prove itself.
 const QUIET: SignedDuration = SignedDuration::from_mins(1);

@@ -8,9 +8,9 @@ use model::device::{Rule, TaintEffect};
 use model::ownership::Ownership;
 use model::reporter::is_own_word;
 
-use super::super::happening::TAINTS;
-use super::super::world::World;
-use super::Broken;
+use super::super::super::happening::Broken;
+use super::super::super::happening::TAINTS;
+use super::super::World;
 
 /// Checks that a change concerns a rule of the controller, and that the node of a device that it
 /// takes out of service says that it has a session.

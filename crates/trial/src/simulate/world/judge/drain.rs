@@ -8,11 +8,12 @@ use model::node::NodeView;
 use model::ownership::Ownership;
 use model::reporter::is_own_word;
 
-use super::super::node::{SimNode, SimPod};
-use super::super::repair::drain_key;
-use super::super::setup::Route;
-use super::super::world::World;
-use super::{Broken, routes};
+use super::super::super::happening::Broken;
+use super::super::super::node::{SimNode, SimPod};
+use super::super::super::repair::drain_key;
+use super::super::super::setup::Route;
+use super::super::World;
+use super::routes;
 
 /// Checks that a drain begins with all pods only where its faults ask for more than the reset of
 /// the GPUs that they name, and that all pods that were to leave have left when the decision is made
