@@ -169,7 +169,7 @@ fn departure<'a>(
     };
     let name = &node.view.name;
     let view: &NodeView = world.fleet.view(name).map_or(&node.view, |view| view);
-    // Of a node in service only the pods of single GPUs leave, also where all were to before.
+    // On a node in service only the pods of single GPUs leave, also where all were to before.
     let own = Ownership::read(view);
     let single = own.is_some_and(|own| !own.takes_node_out() || !own.mark.drain_gpus.is_empty());
     if single {
