@@ -314,15 +314,11 @@ impl Quarantine {
 
     /// Handles an event of a watch, and others that have arrived meanwhile.
     fn handle_events(&mut self, first: Observed) {
-        let mut next = Some(first);
-        for _ in 0..ROUND {
-            let Some(event) = next else {
+        self.handle_event(first);
+        for _ in 1..ROUND {
+            let Some(event) = self.watches.try_next() else {
                 return;
             };
-            self.handle_event(event);
-            next = self.watches.try_next();
-        }
-        if let Some(event) = next {
             self.handle_event(event);
         }
     }
@@ -339,18 +335,21 @@ impl Quarantine {
 
     /// Handles an answer, and others that have arrived meanwhile.
     fn handle_answers(&mut self, first: Answer) {
-        let mut next = Some(first);
-        for _ in 0..ROUND {
-            let Some(Answer { input, entry }) = next else {
+        self.handle_answer(first);
+        for _ in 1..ROUND {
+            let Some(answer) = self.requests.try_next() else {
                 return;
             };
-            if let Some(entry) = entry {
-                self.put_entry(entry);
-            }
-            if let Some(input) = input {
-                self.apply(input);
-            }
-            next = self.requests.try_next();
+            self.handle_answer(answer);
+        }
+    }
+
+    fn handle_answer(&mut self, Answer { input, entry }: Answer) {
+        if let Some(entry) = entry {
+            self.put_entry(entry);
+        }
+        if let Some(input) = input {
+            self.apply(input);
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cluster::{Cluster, ConnectOptions, NodeEvent};
 use contract::HealthEvent;
+use fleet::FleetInput;
 use fleet::brake::NodeLabel;
 use jiff::{SignedDuration, Timestamp};
 use model::condition::Options;
@@ -21,8 +22,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use super::requests::Answer;
 use super::watches::Observed;
-use super::{Handles, Owns, Quarantine, QuarantineConfig};
+use super::{Handles, Owns, Quarantine, QuarantineConfig, ROUND};
 use crate::conditions;
 
 pub(super) mod offline;
@@ -217,4 +219,23 @@ async fn a_watch_that_fails_again_for_the_same_reason_is_no_news() {
         quarantine.handle_event(Observed::Node(event.clone()));
         assert_eq!(quarantine.publishing.due_at().is_some(), news, "{event:?}");
     }
+}
+
+#[tokio::test]
+async fn more_answers_than_a_round_handles_are_all_handled() {
+    let quarantine = &mut Bench::new().await.quarantine;
+    let before = quarantine.fleet.nodes_in_cluster();
+    let count = 2 * ROUND + 1;
+    for number in 0..count {
+        let mut object = node(1);
+        object["metadata"]["name"] = json!(format!("other-{number}"));
+        let view = Arc::new(NodeView::from_object(object).unwrap());
+        let answer = Answer::from(FleetInput::NodeObserved(view));
+        quarantine.requests.start(async { answer });
+    }
+    tokio::time::sleep(std::time::Duration::from_millis(10)).await; // All are there.
+    while let Some(answer) = quarantine.requests.next().await {
+        quarantine.handle_answers(answer);
+    }
+    assert_eq!(quarantine.fleet.nodes_in_cluster(), before + count);
 }
