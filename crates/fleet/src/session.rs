@@ -20,10 +20,10 @@
 //! | out, and under remediation | yes | Remediating | the same; custom resources are created ([`crate::Fleet`]) |
 //! | out, and that has succeeded | yes | Remediated | the same |
 //! | out, and a person is to remediate it | yes | `RemediationFailed` | the same |
-//! | in service | yes | Releasing | after the wait, a patch that gives the node back |
-//! | any, and a person ends it | yes | Releasing | a patch that cleans up |
+//! | in service | yes | Returning | after the wait, a patch that gives the node back |
+//! | any, and a person ends it | yes | Returning | a patch that cleans up |
 //!
-//! A node that has come back within the last hour waits in Releasing before it is given back
+//! A node that has come back within the last hour waits in Returning before it is given back
 //! again ([`returns`]); a new fault takes it back to Quarantined. A release by a person waits
 //! for nothing.
 //!
@@ -168,8 +168,9 @@ pub enum Intent {
     Quarantine,
     /// Bring the marks on the node in line with the open faults.
     Update,
-    /// Give the node back.
-    Release,
+    /// Give the node back. Journaled as `release`.
+    #[serde(rename = "release")]
+    Return,
     /// Clean up after a person who gave the node back.
     StandDown,
 }
@@ -230,8 +231,8 @@ pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
         ..marks.clone()
     };
     // The time is only written into the labels that are left out.
-    let release = |own| Draft::new(node, &own, &silent, Timestamp::UNIX_EPOCH).release();
-    let mut change = Ownership::read(node).map_or_else(NodeChange::default, release);
+    let give_back = |own| Draft::new(node, &own, &silent, Timestamp::UNIX_EPOCH).give_back();
+    let mut change = Ownership::read(node).map_or_else(NodeChange::default, give_back);
     for key in [contract::keys::RELEASED_AT, contract::keys::RELEASE] {
         if node.annotations.contains_key(key) {
             change.annotations.insert(key.to_owned(), None);
@@ -306,7 +307,7 @@ impl Session {
 
     /// Returns the id of the session that the node carries, as of the last step.
     pub fn on_the_node(&self) -> Option<&str> {
-        let there = self.phase.is_out() || self.phase == Phase::Releasing;
+        let there = self.phase.is_out() || self.phase == Phase::Returning;
         self.id.as_deref().filter(|_| there)
     }
 
@@ -369,7 +370,7 @@ impl Session {
 
     /// Returns until when the node waits to be given back; `None` if it does not wait.
     pub fn waits_until(&self) -> Option<Timestamp> {
-        let waits = self.phase == Phase::Releasing && self.pending_since.is_none();
+        let waits = self.phase == Phase::Returning && self.pending_since.is_none();
         self.back_at.filter(|_| waits)
     }
 
@@ -438,7 +439,7 @@ impl Session {
             _ if !in_cluster => "the node to appear in the cluster",
             (Phase::Held, _) => "room below the limits of the brake, or a person",
             (Phase::Quarantining, false) => "the API server's answer to the quarantine",
-            (Phase::Releasing, false) => "the API server's answer to the release",
+            (Phase::Returning, false) => "the API server's answer to the release",
             (_, true) => ASKED,
             (Phase::Quarantined | Phase::Drained | Phase::Remediated, _) => {
                 "the recovery of its faults, or a release by hand"
@@ -459,7 +460,7 @@ impl Intent {
         match self {
             Self::Quarantine => "quarantine",
             Self::Update => "update",
-            Self::Release => "release",
+            Self::Return => "release",
             Self::StandDown => "stand-down",
         }
     }

@@ -192,7 +192,8 @@ pub enum NodeState {
     /// Single devices of the node are out of service, and the node is not.
     PartlyQuarantined,
     /// The node is being given back.
-    Releasing,
+    #[serde(rename = "releasing")]
+    Returning,
 }
 
 /// Quarantine session of a node.
@@ -388,7 +389,7 @@ impl NodeState {
             Self::Remediated => "remediated",
             Self::RemediationFailed => "remediation-failed",
             Self::PartlyQuarantined => "partly-quarantined",
-            Self::Releasing => "releasing",
+            Self::Returning => "releasing",
         }
     }
 
@@ -402,7 +403,7 @@ impl NodeState {
                 | Self::Remediating
                 | Self::Remediated
                 | Self::RemediationFailed
-                | Self::Releasing
+                | Self::Returning
         )
     }
 
@@ -418,7 +419,7 @@ impl NodeState {
             Some(Phase::Remediating) => Self::Remediating,
             Some(Phase::Remediated) => Self::Remediated,
             Some(Phase::RemediationFailed) => Self::RemediationFailed,
-            Some(Phase::Releasing) => Self::Releasing,
+            Some(Phase::Returning) => Self::Returning,
             Some(Phase::Idle) | None if faults.iter().any(|fault| fault.event.is_fatal) => {
                 Self::Unhealthy
             }

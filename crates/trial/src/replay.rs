@@ -70,7 +70,8 @@ pub enum Decided {
     /// Cordon and taints of a node are adapted to its open faults.
     Update,
     /// Node is returned to service.
-    Release,
+    #[serde(rename = "release")]
+    Return,
     /// Marks are removed after a person returned the node to service.
     StandDown,
     /// Rules ask for a quarantine, but the brake holds the node back. A `Quarantine` or
@@ -411,7 +412,7 @@ impl Replay {
                 self.summary.quarantines += 1;
                 self.out.insert(name.to_owned(), now);
             }
-            Intent::Release | Intent::StandDown => {
+            Intent::Return | Intent::StandDown => {
                 self.summary.releases += 1;
                 if let Some(since) = self.out.remove(name) {
                     self.summary.seconds_out += now.duration_since(since).as_secs();
@@ -439,7 +440,7 @@ impl From<Intent> for Decided {
         match intent {
             Intent::Quarantine => Self::Quarantine,
             Intent::Update => Self::Update,
-            Intent::Release => Self::Release,
+            Intent::Return => Self::Return,
             Intent::StandDown => Self::StandDown,
         }
     }
@@ -451,7 +452,7 @@ impl Decided {
         match self {
             Self::Quarantine => Intent::Quarantine.name(),
             Self::Update => Intent::Update.name(),
-            Self::Release => Intent::Release.name(),
+            Self::Return => Intent::Return.name(),
             Self::StandDown => Intent::StandDown.name(),
             Self::Held => "held",
             Self::Dropped => "dropped",

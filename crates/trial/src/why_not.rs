@@ -127,7 +127,7 @@ fn explain(
 /// Returns the answer for a node that is out of service by our own session.
 fn out_of_service(situation: &Situation<'_>) -> String {
     let (node, session) = (situation.node, &situation.session);
-    if session.phase == Phase::Releasing {
+    if session.phase == Phase::Returning {
         return match session.waits_until() {
             Some(at) => format!("{node} is {}", returns::text(session.returns.len(), at)),
             None => format!("{node} is being given back"),

@@ -292,7 +292,7 @@ fn rank(state: NodeState) -> u8 {
         | NodeState::Remediating
         | NodeState::Remediated => 3,
         NodeState::PartlyQuarantined => 4,
-        NodeState::Releasing => 5,
+        NodeState::Returning => 5,
         NodeState::Degraded => 6,
         NodeState::Healthy => 7,
     }

@@ -171,14 +171,14 @@ impl QuarantineMetrics {
             Intent::Quarantine | Intent::Update if matches!(state, Some(Some(_))) => {
                 let _ = self.quarantined.get_or_create(&node).inc();
             }
-            Intent::Release | Intent::Update if state.is_some() => {
+            Intent::Return | Intent::Update if state.is_some() => {
                 let _ = self.unquarantined.get_or_create(&node).inc();
             }
             Intent::StandDown if change.annotations.contains_key(keys::UNTAINTED_MANUALLY) => {
                 let _ = self.manually_untainted.get_or_create(&node).inc();
             }
             Intent::StandDown => drop(self.manually_uncordoned.get_or_create(&node).inc()),
-            Intent::Quarantine | Intent::Update | Intent::Release => {}
+            Intent::Quarantine | Intent::Update | Intent::Return => {}
         }
         match change.unschedulable {
             Some(true) => drop(self.cordons_applied.inc()),

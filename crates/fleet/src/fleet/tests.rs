@@ -154,11 +154,7 @@ fn a_store_that_does_not_answer_holds_up_the_nodes_that_it_was_asked_about_and_n
     let (node, found) = ("n1".to_owned(), Some(found));
     world.handle(FleetInput::EventsFound { node, found });
     let patches = world.decide().patches;
-    assert!(
-        patches
-            .iter()
-            .all(|one| one.patch.intent != Intent::Release)
-    );
+    assert!(patches.iter().all(|one| one.patch.intent != Intent::Return));
     assert_eq!(world.faults(), 1);
     assert_eq!(world.fleet.session("n1").unwrap().phase, Phase::Quarantined);
 }
@@ -481,7 +477,7 @@ fn a_node_is_not_given_back_while_reports_of_monitors_wait_for_room() {
         assert_eq!((world.faults(), world.fleet.book().missed("n1")), (0, 1));
         if by_hand {
             world["n1"].unschedulable = false;
-            assert_eq!(world.settle_now(), [Intent::Release]);
+            assert_eq!(world.settle_now(), [Intent::Return]);
             continue;
         }
         assert_eq!(world.settle_now(), []);
@@ -500,6 +496,6 @@ fn a_node_is_not_given_back_while_reports_of_monitors_wait_for_room() {
         );
         assert_eq!(world.phase(), Phase::Quarantined);
         report(&mut world, MAX_OPEN_FAULTS_PER_NODE, true);
-        assert_eq!(world.settle(), [Intent::Release]);
+        assert_eq!(world.settle(), [Intent::Return]);
     }
 }

@@ -115,7 +115,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Returns the change that gives the node back in its former state.
-    pub(super) fn release(mut self) -> NodeChange {
+    pub(super) fn give_back(mut self) -> NodeChange {
         if self.own.cordoned {
             self.uncordon();
         }

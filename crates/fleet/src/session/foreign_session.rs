@@ -42,7 +42,7 @@ pub fn since(own: &Ownership) -> String {
 /// Returns the command that removes the changes of the session from the node.
 pub fn end_command(own: &Ownership, node: &NodeView) -> String {
     let marks = Marks::default();
-    let change = Draft::new(node, own, &marks, Timestamp::UNIX_EPOCH).release();
+    let change = Draft::new(node, own, &marks, Timestamp::UNIX_EPOCH).give_back();
     kubectl(&change, &node.name).join(" && ")
 }
 

@@ -27,8 +27,9 @@ pub enum Phase {
     Remediated,
     /// The node is out of service, and a person has to remediate it.
     RemediationFailed,
-    /// The node is to be given back; not yet observed.
-    Releasing,
+    /// The node is to be given back; not yet observed. Stored as `releasing`.
+    #[serde(rename = "releasing")]
+    Returning,
 }
 
 // === impl Phase ===
@@ -71,7 +72,7 @@ impl Phase {
             Self::Remediating => "remediating",
             Self::Remediated => "remediated",
             Self::RemediationFailed => "remediation-failed",
-            Self::Releasing => "releasing",
+            Self::Returning => "releasing",
         }
     }
 }

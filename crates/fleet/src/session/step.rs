@@ -67,7 +67,7 @@ pub fn step(
             let since = match stands_since {
                 Some(since) => since.min(now),
                 None => (own.in_phase_since(now))
-                    .filter(|_| !waited && step.session.phase != Phase::Releasing)
+                    .filter(|_| !waited && step.session.phase != Phase::Returning)
                     .unwrap_or(now),
             };
             step.enter(Phase::of(&own.mark), desired, since, "seen on the node");
@@ -88,7 +88,7 @@ pub fn step(
             let waits_since = (own.in_phase_since(now)).filter(|_| step.session.back_at.is_some());
             let since = waits_since.unwrap_or(now);
             let why = own.with_cordon_before(node, "no open fault asks for it");
-            step.enter(Phase::Releasing, desired, since, &why);
+            step.enter(Phase::Returning, desired, since, &why);
             step.give_back(node, own, marks, now);
         }
     }
@@ -156,7 +156,7 @@ impl Step {
     fn enter(&mut self, phase: Phase, desired: &Desired, since: Timestamp, why: &str) {
         let session = &mut self.session;
         let from = session.phase;
-        session.watched = phase.is_out() || matches!(phase, Phase::Quarantining | Phase::Releasing);
+        session.watched = phase.is_out() || matches!(phase, Phase::Quarantining | Phase::Returning);
         let id = session.id.clone();
         match phase {
             Phase::Idle => {
@@ -222,7 +222,7 @@ impl Step {
         self.session.times.trust(keys::RELEASED_AT, up_to, now);
         self.session.back_at = None;
         let watched = self.session.watched;
-        self.enter(Phase::Releasing, desired, now, &ending.why);
+        self.enter(Phase::Returning, desired, now, &ending.why);
         // A process that did not observe the change cannot date it, however often it retries.
         self.session.watched = watched;
         let change = Draft::new(node, own, marks, now).stand_down(ending.by_hand, up_to);
@@ -240,8 +240,8 @@ impl Step {
         let wait = returns::wait(session.returns.len());
         let back_at = *session.back_at.get_or_insert(now + wait);
         if own.undone_by_hand(node).is_some() || now >= back_at {
-            let change = Draft::new(node, &own, marks, now).release();
-            self.drive(Intent::Release, change, now);
+            let change = Draft::new(node, &own, marks, now).give_back();
+            self.drive(Intent::Return, change, now);
             return;
         }
         if begins {

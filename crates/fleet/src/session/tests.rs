@@ -96,7 +96,7 @@ fn a_fault_quarantines_in_one_change_and_recovery_restores() {
     assert_eq!(events[0]["id"].as_str(), world.session().id.as_deref());
 
     world.recovery(0);
-    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.settle(), [Intent::Return]);
     assert_eq!(world.phase(), Phase::Idle);
     assert_eq!(world["n1"], before);
 }
@@ -160,7 +160,7 @@ fn an_uncordon_by_hand_ends_the_session_and_the_old_fault_does_not_start_it_agai
         "the dismissed fault does not count"
     );
     world.recovery(1);
-    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.settle(), [Intent::Return]);
     assert!(!world["n1"].unschedulable);
 }
 
@@ -299,7 +299,7 @@ fn another_policy_changes_what_is_on_the_node() {
     let mut empty = OTHER.clone();
     empty.rule_sets.clear();
     world.set_policy(&empty);
-    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.settle(), [Intent::Return]);
     assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
@@ -316,7 +316,7 @@ fn a_second_fault_is_taken_in_and_the_recovery_of_one_trims() {
     assert_eq!(world.settle(), [Intent::Update]);
     assert!(world["n1"].taints.is_empty() && world["n1"].unschedulable);
     world.event("XidCheck", 0, false, true);
-    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.settle(), [Intent::Return]);
     assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
@@ -407,7 +407,7 @@ fn a_node_quarantined_by_the_reference_is_taken_over_and_released() {
     assert_eq!(world.phase(), Phase::Quarantined);
     assert_eq!(world["n1"].labels[keys::STATE_LABEL], "draining");
     world.recovery(0);
-    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.settle(), [Intent::Return]);
     assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
@@ -421,7 +421,7 @@ fn annotations_that_cannot_be_read_do_not_hold_a_node_for_ever() {
     world["n1"]
         .annotations
         .insert(keys::QUARANTINE_IS_CORDONED.into(), "True".into());
-    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.settle(), [Intent::Return]);
     assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
@@ -467,7 +467,7 @@ fn one_event_alone_does_not_fill_the_annotation() {
         assert_eq!(listed.len(), 1);
         assert!(!listed[0].entities_impacted.is_empty());
         world.report("GpuMemWatch", &[], false, true);
-        assert_eq!(world.settle(), [Intent::Release]);
+        assert_eq!(world.settle(), [Intent::Return]);
         assert_eq!(world["n1"], NodeView::unknown("n1"));
     }
 }
@@ -482,4 +482,30 @@ fn a_deadline_that_is_over_hides_no_other_wait() {
     session.not_before = Some(later);
     assert_eq!(session.wake_at(now), Some(later));
     assert_eq!(session.wake_at(later), None);
+}
+
+#[test]
+fn phases_and_intents_are_stored_under_names_that_do_not_change() {
+    for (phase, name) in [
+        (Phase::Idle, "idle"),
+        (Phase::Held, "held"),
+        (Phase::Quarantining, "quarantining"),
+        (Phase::Quarantined, "quarantined"),
+        (Phase::Draining, "draining"),
+        (Phase::Drained, "drained"),
+        (Phase::Remediating, "remediating"),
+        (Phase::Remediated, "remediated"),
+        (Phase::RemediationFailed, "remediation-failed"),
+        (Phase::Returning, "releasing"),
+    ] {
+        assert_eq!((json!(phase), phase.name()), (json!(name), name));
+    }
+    for (intent, name) in [
+        (Intent::Quarantine, "quarantine"),
+        (Intent::Update, "update"),
+        (Intent::Return, "release"),
+        (Intent::StandDown, "stand-down"),
+    ] {
+        assert_eq!((json!(intent), intent.name()), (json!(name), name));
+    }
 }

@@ -424,7 +424,7 @@ fn a_recovery_gives_back_what_a_machine_has_uncordoned() {
     world.recovery(0);
     let released = (0..4).filter_map(|_| world.look(Fate::Made).patch());
     let released: Vec<Intent> = released.map(|patch| patch.intent).collect();
-    assert_eq!(released, [Intent::Release]);
+    assert_eq!(released, [Intent::Return]);
     assert!(
         !world["n1"]
             .annotations

@@ -59,7 +59,7 @@ fn a_node_whose_devices_alone_are_out_is_not_counted() {
     let metrics = Metrics::default();
     let own = QuarantineMetrics::registered(&metrics);
     own.applied("n", Intent::Quarantine, &NodeChange::default());
-    own.applied("n", Intent::Release, &NodeChange::default());
+    own.applied("n", Intent::Return, &NodeChange::default());
     let text = metrics.encode();
     assert!(!text.contains("quarantined_total{node=\"n\"}"), "{text}");
 }
@@ -122,7 +122,7 @@ async fn what_was_counted_of_a_node_goes_a_day_after_it() {
     let own = QuarantineMetrics::registered(&metrics);
     for node in ["gone", "back", "there"] {
         own.applied(node, Intent::Quarantine, &labelled(Some("quarantined")));
-        own.applied(node, Intent::Release, &labelled(None));
+        own.applied(node, Intent::Return, &labelled(None));
     }
     let shown = |node: &str| {
         let text = metrics.encode();
@@ -157,7 +157,7 @@ fn the_metrics_of_the_reference_are_there() {
         ..NodeChange::default()
     };
     own.applied("n", Intent::Quarantine, &change);
-    own.applied("n", Intent::Release, &labelled(None));
+    own.applied("n", Intent::Return, &labelled(None));
     own.applied("n", Intent::StandDown, &ended(UNCORDONED_MANUALLY));
     own.applied("n", Intent::StandDown, &ended(keys::UNTAINTED_MANUALLY));
     own.error("x");

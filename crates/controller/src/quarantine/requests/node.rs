@@ -87,7 +87,7 @@ fn answer(error: &ApiError) -> PatchAnswer {
 fn error_type(intent: Intent, change: &NodeChange) -> &'static str {
     match intent {
         Intent::Quarantine | Intent::Update => "taint_and_cordon_error",
-        Intent::Release => "untaint_and_uncordon_error",
+        Intent::Return => "untaint_and_uncordon_error",
         Intent::StandDown if change.annotations.contains_key(keys::UNTAINTED_MANUALLY) => {
             "manual_untaint_cleanup_error"
         }

@@ -37,7 +37,7 @@ fn missing(world: &World) -> Vec<String> {
 fn a_patch_that_changes_nothing_is_tried_ever_more_slowly_and_a_person_is_asked() {
     let mut world = World::new(&PARSED);
     world.fault(0);
-    for intent in [Intent::Quarantine, Intent::Release] {
+    for intent in [Intent::Quarantine, Intent::Return] {
         let tried = tried(&mut world, Fate::Dropped, 200);
         let attempts = tried.attempts;
         assert!(
@@ -146,7 +146,7 @@ fn what_arrived_in_part_is_given_back_as_a_whole() {
     world.fault(0);
     tried(&mut world, Fate::Stripped, 10);
     world.recovery(0);
-    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.settle(), [Intent::Return]);
     assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 

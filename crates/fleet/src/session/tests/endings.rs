@@ -40,7 +40,7 @@ fn a_taint_that_is_gone_when_the_fault_recovers_does_not_leave_the_cordon() {
     };
     world["n1"] = world["n1"].after(&by_hand);
     world.recovery(0);
-    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.settle(), [Intent::Return]);
     assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
@@ -118,7 +118,7 @@ fn unhealthy_again_while_it_is_given_back_stays_out() {
     world.recovery(0);
     // The release is lost, and the fault is back.
     let release = world.look(Fate::Conflict).patch().unwrap();
-    assert_eq!(release.intent, Intent::Release);
+    assert_eq!(release.intent, Intent::Return);
     world.fault(0);
     assert_eq!(world.settle(), [Intent::Update]);
     assert_eq!(world.phase(), Phase::Quarantined);
@@ -149,13 +149,13 @@ fn a_recovery_that_does_not_get_through_is_not_half_done() {
     world.recovery(0);
     for _ in 0..3 {
         let patch = world.look(Fate::Refused).patch();
-        assert_eq!(patch.map(|patch| patch.intent), Some(Intent::Release));
+        assert_eq!(patch.map(|patch| patch.intent), Some(Intent::Return));
         world.now += LONGEST_RETRY;
         // Also after a restart.
         world.restart(Restart::Events);
     }
     assert!(world["n1"].unschedulable);
-    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.settle(), [Intent::Return]);
     assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
@@ -174,7 +174,7 @@ fn of_a_fault_in_two_devices_the_mended_one_is_not_listed_again() {
     // A process that reads the list alone needs only the recovery of the second.
     world.restart(Restart::Events);
     world.recovery(1);
-    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.settle(), [Intent::Return]);
     assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
@@ -191,6 +191,6 @@ fn a_recovery_that_comes_before_the_quarantine_is_seen_is_not_lost() {
     assert_eq!(world.look(Fate::Made).patch(), None);
     world["n1"] = before.after(&quarantine.change);
     assert!(world["n1"].unschedulable);
-    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.settle(), [Intent::Return]);
     assert_eq!(world["n1"], NodeView::unknown("n1"));
 }

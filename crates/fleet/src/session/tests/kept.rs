@@ -38,7 +38,7 @@ fn a_node_comes_back_at_once_and_then_ever_later() {
         let first = world.look(Fate::Made);
         let done = first.patch().map(|patch| patch.intent);
         if wait == 0 {
-            assert_eq!(done, Some(Intent::Release));
+            assert_eq!(done, Some(Intent::Return));
             continue;
         }
         let back_at = from + SignedDuration::from_secs(wait);
@@ -62,7 +62,7 @@ fn a_node_comes_back_at_once_and_then_ever_later() {
         world.now = back_at - SignedDuration::from_secs(2);
         let looked = world.look(Fate::Made);
         assert!(looked.patch().is_none() && looked.notes.is_empty());
-        assert_eq!(world.settle(), [Intent::Release]);
+        assert_eq!(world.settle(), [Intent::Return]);
         assert!(world["n1"].annotations.is_empty() && world.phase() == Phase::Idle);
     }
     // After an hour of service it comes back at once.
@@ -70,7 +70,7 @@ fn a_node_comes_back_at_once_and_then_ever_later() {
     world.fault(0);
     world.settle();
     world.recovery(0);
-    assert_eq!(intent(&mut world), Some(Intent::Release));
+    assert_eq!(intent(&mut world), Some(Intent::Return));
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_new_fault_during_the_wait_keeps_the_node_out_in_the_same_session() {
 fn what_a_person_does_waits_for_nothing() {
     type Hand = fn(&mut World);
     let hands: [(Hand, Intent); 2] = [
-        (|world| world["n1"].unschedulable = false, Intent::Release),
+        (|world| world["n1"].unschedulable = false, Intent::Return),
         (
             |world| world.annotate(keys::RELEASE, "now"),
             Intent::StandDown,
@@ -136,7 +136,7 @@ fn what_a_node_says_of_its_wait_holds_within_bounds() {
     assert_eq!(world.session().back_at, Some(latest));
     assert!(world.session().returns.len() <= returns::MAX_RETURNS);
     assert!(world.session().returns.iter().all(|at| *at <= world.now));
-    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.settle(), [Intent::Return]);
     assert!(world.now <= latest + SignedDuration::from_secs(2));
 }
 
@@ -263,7 +263,7 @@ fn what_a_person_did_holds_where_our_own_clock_was_ahead() {
 fn a_session_that_is_newer_than_what_was_kept_is_read_off_the_node() {
     let now = Timestamp::from_second(1_800_000_000).unwrap();
     let mut kept = Session::idle(now);
-    (kept.phase, kept.back_at) = (Phase::Releasing, Some(now));
+    (kept.phase, kept.back_at) = (Phase::Returning, Some(now));
     kept.id = Some("old".to_owned());
     let back_at = now + SignedDuration::from_mins(5);
     let says =

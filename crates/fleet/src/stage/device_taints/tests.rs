@@ -172,7 +172,7 @@ fn a_node_that_flaps_keeps_its_taints_while_it_waits() {
         recovery(&mut world, 0);
         world.settle_now();
     }
-    assert_eq!(world.phase(), Phase::Releasing);
+    assert_eq!(world.phase(), Phase::Returning);
     assert_eq!(world.tainted(), [TAINTED]);
     world.settle();
     assert!(world.tainted().is_empty());

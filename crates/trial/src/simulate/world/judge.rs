@@ -57,7 +57,7 @@ pub(in crate::simulate) fn patch(
     if let Some(key) = of_others.into_iter().find(|key| key.starts_with(FOREIGN)) {
         return Err(format!("{name} loses {key}, which is another's"));
     }
-    if planned.patch.intent == Intent::Release && node.view.unschedulable {
+    if planned.patch.intent == Intent::Return && node.view.unschedulable {
         validated(world, node)?;
     }
     Ok(())
