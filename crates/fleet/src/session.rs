@@ -132,16 +132,16 @@ pub struct Session {
 
 /// A session after a step, and the effects that the step asks for.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Step {
+pub struct SessionStep {
     /// The session after the step.
     pub session: Session,
     /// Effects to carry out, in order.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<SessionEffect>,
 }
 
 /// An action that a step asks for.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
+pub enum SessionEffect {
     /// Change the node now. Doing it twice, or late, does no harm: the patch is conditional on
     /// what the step has observed.
     Patch(Patch),

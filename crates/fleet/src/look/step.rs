@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::Look;
 use crate::brake::Hold;
-use crate::session::{self, Intent, JournalNote, Marks, Observed, Patch, step};
+use crate::session::{Intent, JournalNote, Marks, Observed, Patch, SessionEffect, step};
 use crate::state::FleetState;
 use crate::{Effect, EventReason, Level, Owns, Planned, RuleSetOutcome};
 
@@ -47,9 +47,9 @@ impl Look<'_> {
         }
         for effect in effects {
             match effect {
-                session::Effect::Journal(note) => self.journal(note, Some(Level::Info)),
-                session::Effect::Patch(patch) => self.plan_patch(&observed.view, patch, desired),
-                session::Effect::EmitEvent(message) => {
+                SessionEffect::Journal(note) => self.journal(note, Some(Level::Info)),
+                SessionEffect::Patch(patch) => self.plan_patch(&observed.view, patch, desired),
+                SessionEffect::EmitEvent(message) => {
                     if self.state.acts() {
                         self.agenda.effects.push(Effect::EmitEvent {
                             node: self.name.to_owned(),
@@ -111,7 +111,7 @@ impl Look<'_> {
         policy: &Policy,
         desired: &Desired,
         hold: Option<&Hold>,
-    ) -> Vec<session::Effect> {
+    ) -> Vec<SessionEffect> {
         let marks = marks(self.state, policy);
         let machines = self.entry.machines(self.state);
         let step = step(

@@ -16,8 +16,8 @@ use super::change::Draft;
 use super::dismissal::{before_unlisted, newest_listed};
 use super::uncordon::Verdict;
 use super::{
-    DEADLINE, Effect, Intent, JournalNote, Marks, Observed, Patch, Phase, Session, Step, change,
-    returns,
+    DEADLINE, Intent, JournalNote, Marks, Observed, Patch, Phase, Session, SessionEffect,
+    SessionStep, change, returns,
 };
 use crate::brake::Hold;
 
@@ -34,9 +34,9 @@ pub fn step(
     hold: Option<&Hold>,
     machines: Option<&str>,
     now: Timestamp,
-) -> Step {
+) -> SessionStep {
     let wanted = desired.wanted();
-    let mut step = Step {
+    let mut step = SessionStep {
         session: session.clone(),
         effects: Vec::new(),
     };
@@ -78,7 +78,7 @@ pub fn step(
             if let Verdict::PutBack(Some(text)) | Verdict::LeftUndone(_, Some(text)) = verdict {
                 let note = JournalNote::new(EntryKind::Attention, text.clone());
                 step.effects
-                    .extend([Effect::Journal(note), Effect::EmitEvent(text)]);
+                    .extend([SessionEffect::Journal(note), SessionEffect::EmitEvent(text)]);
             }
             let draft = Draft::new(node, &own, marks, now);
             let change = draft.update(desired, released_at, puts_back);
@@ -149,9 +149,9 @@ fn ended_by_hand(
     })
 }
 
-// === impl Step ===
+// === impl SessionStep ===
 
-impl Step {
+impl SessionStep {
     /// Enters `phase`, if the session is in another one, with `since` as its begin.
     fn enter(&mut self, phase: Phase, desired: &Desired, since: Timestamp, why: &str) {
         let session = &mut self.session;
@@ -175,7 +175,7 @@ impl Step {
         (session.phase, session.since) = (phase, since);
         session.settled();
         let id = session.id.clone().or(id);
-        self.effects.push(Effect::Journal(JournalNote {
+        self.effects.push(SessionEffect::Journal(JournalNote {
             kind: EntryKind::Session,
             text: format!("{} -> {}: {why}", from.name(), phase.name()),
             detail: json!({"from": from, "to": phase, "id": id}),
@@ -245,7 +245,7 @@ impl Step {
             return;
         }
         if begins {
-            self.effects.push(Effect::Journal(JournalNote {
+            self.effects.push(SessionEffect::Journal(JournalNote {
                 kind: EntryKind::Session,
                 text: returns::text(session.returns.len(), back_at),
                 detail: json!({"backAt": back_at, "returns": session.returns.len()}),
@@ -274,14 +274,15 @@ impl Step {
                 session.failures
             );
             let note = JournalNote::new(EntryKind::Attention, text);
-            self.effects.push(Effect::Journal(note));
+            self.effects.push(SessionEffect::Journal(note));
         }
         if session
             .not_before
             .is_none_or(|not_before| now >= not_before)
         {
             session.not_before = None;
-            self.effects.push(Effect::Patch(Patch { intent, change }));
+            self.effects
+                .push(SessionEffect::Patch(Patch { intent, change }));
         }
     }
 }
