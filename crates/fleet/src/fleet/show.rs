@@ -210,9 +210,8 @@ impl<'a> Shown<'a> {
         if let Some(first) = entry.session.awaits_first() {
             return first;
         }
-        let quarantined = entry.session.phase == Phase::Quarantined;
-        let veto = entry.veto.holding_drain(entry.stages.drain.eviction());
-        if let Some(veto) = veto.filter(|_| quarantined) {
+        let held = entry.session.phase == Phase::Quarantined && entry.stages.drain.is_vetoed();
+        if let Some(veto) = entry.veto.current().filter(|_| held) {
             return format!("the end of {veto}");
         }
         let awaits = entry.stages.awaits();
@@ -276,7 +275,7 @@ impl<'a> Shown<'a> {
                 .as_deref()
                 .map(unknown_policy),
         );
-        notes.extend(entry.veto.note().map(str::to_owned));
+        notes.extend(entry.veto.note());
         if mode == Mode::Observe && faults.iter().any(|fault| fault.event.is_fatal) {
             notes.push("observing only: nothing is done about it; --quarantine acts".to_owned());
         }

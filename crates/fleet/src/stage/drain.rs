@@ -15,7 +15,7 @@ use policy::assess::{Desired, DrainProgress};
 use super::{Facts, Requests, Stage};
 use crate::drain::{DrainMode, Next, PodView};
 use crate::session::{Failure, JournalNote, Phase, retry_after};
-use crate::status::eviction::{Eviction, EvictionStatus};
+use crate::status::eviction::{Eviction, EvictionStatus, Skip};
 use crate::{Effect, PodUpdate, RemovalAnswer};
 
 pub(crate) mod custom;
@@ -50,6 +50,8 @@ pub(crate) struct DrainState {
     pub(crate) custom: CustomState,
     /// Progress of the drain at the last look, for the records of the node's events.
     eviction: Option<Box<Eviction>>,
+    /// True if a veto was the reason at the last look why all pods stay.
+    vetoed: bool,
     /// True if the node's mark said at the last look that it is being drained.
     begun: bool,
 }
@@ -135,6 +137,11 @@ impl DrainState {
         self.eviction.as_deref()
     }
 
+    /// Returns whether a veto was the reason at the last look why all pods stay.
+    pub(crate) fn is_vetoed(&self) -> bool {
+        self.vetoed
+    }
+
     fn pods_mut(&mut self) -> &mut NodePods {
         self.pods.get_or_insert_default()
     }
@@ -158,8 +165,10 @@ impl DrainState {
         self.eviction = eviction.map(Box::new);
     }
 
-    /// Returns the progress of the drain of an out-of-service node.
-    fn eviction_now(&self, facts: &Facts<'_>, desired: &Desired) -> Option<Eviction> {
+    /// Returns the progress of the drain of an out-of-service node, and notes whether a veto holds
+    /// it back.
+    fn eviction_now(&mut self, facts: &Facts<'_>, desired: &Desired) -> Option<Eviction> {
+        self.vetoed = false;
         let (_, own) = facts.ours().filter(|(_, own)| own.takes_node_out())?;
         let stuck = self.pods.as_ref().and_then(|pods| pods.stuck.as_deref());
         let mark = match desired.drain {
@@ -174,7 +183,10 @@ impl DrainState {
             (Some(_), Some(stuck)) => Eviction::new(EvictionStatus::Failed, stuck),
             (Some(_), None) => Eviction::new(EvictionStatus::InProgress, ""),
             (None, _) => match skips_drain(facts, own, desired) {
-                Some(skip) if desired.takes_node_out() => Eviction::skipped(&skip),
+                Some(skip) if desired.takes_node_out() => {
+                    self.vetoed = matches!(skip, Skip::Veto(_));
+                    Eviction::skipped(&skip)
+                }
                 _ => Eviction::new(EvictionStatus::NotStarted, ""),
             },
         })
