@@ -16,8 +16,9 @@ use crate::veto::Veto;
 pub(super) struct VetoState {
     /// Veto of a person, as last journaled.
     reading: Option<VetoReading>,
-    /// Veto while the pause cannot be read. The journal says nothing about it.
-    unread: Option<Veto>,
+    /// Veto on all nodes: a pause of remediation, or one that cannot be read, about which the
+    /// journal says nothing.
+    of_all: Option<Veto>,
 }
 
 /// Veto of a person, as read from the node and the pause. Displayed for people.
@@ -41,15 +42,15 @@ impl VetoState {
     ) {
         // A node in service has nothing to hold back.
         let in_session = observed.own.is_some();
+        let pause = of_all(fleet).filter(|_| in_session);
         let reading = match Veto::of(&observed.view, fleet.now) {
-            Ok(own) => own
-                .or(of_all(fleet))
-                .filter(|_| in_session)
-                .map(VetoReading::Holds),
+            Ok(own) => {
+                (own.filter(|_| in_session).or_else(|| pause.clone())).map(VetoReading::Holds)
+            }
             Err(why) => Some(VetoReading::Wrong(why)),
         };
         let unread = fleet.switches.unread.as_deref().filter(|_| in_session);
-        self.unread = unread.map(Veto::while_unread);
+        self.of_all = pause.or_else(|| unread.map(Veto::while_unread));
         if self.reading == reading {
             return;
         }
@@ -67,7 +68,7 @@ impl VetoState {
     pub(super) fn current(&self) -> Option<&Veto> {
         match &self.reading {
             Some(VetoReading::Holds(veto)) => Some(veto),
-            _ => self.unread.as_ref(),
+            _ => self.of_all.as_ref(),
         }
     }
 

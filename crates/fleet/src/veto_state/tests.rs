@@ -371,6 +371,26 @@ fn a_pause_of_repairs_is_a_veto_on_every_node() {
 }
 
 #[test]
+fn a_pause_of_repairs_holds_a_node_whose_own_veto_does_not_count() {
+    let mut world = world();
+    world.annotate(keys::VETO, "until tomorrow");
+    let pause = Pause {
+        reason: "a bad release".to_owned(),
+        by: "anna".to_owned(),
+        since: world.now,
+        until: None,
+        repairs: true,
+    };
+    fault(&mut world);
+    until_cordoned(&mut world);
+    switch(&mut world, Some(pause), None);
+    assert!(quiet(&look(&mut world)));
+    assert!(awaits(&world).starts_with("the end of the veto of anna: all repairs are paused"));
+    switch(&mut world, None, None);
+    assert!(!quiet(&look(&mut world)));
+}
+
+#[test]
 fn a_pause_of_repairs_ends_by_itself() {
     let mut world = world();
     let until = world.now + SignedDuration::from_hours(2);
