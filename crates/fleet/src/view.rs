@@ -173,27 +173,11 @@ pub enum NodeState {
     Degraded,
     /// A fatal fault is open, and the node is not quarantined.
     Unhealthy,
-    /// The node is to be taken out of service, and the brake holds it back.
-    Held,
-    /// The node is being taken out of service.
-    Quarantining,
-    /// The node is out of service.
-    Quarantined,
-    /// The node is out of service, and pods leave it.
-    Draining,
-    /// The node is out of service, and all pods that were to leave have left.
-    Drained,
-    /// The node is out of service and under remediation.
-    Remediating,
-    /// The node is out of service and was remediated; its faults have yet to recover.
-    Remediated,
-    /// The node is out of service, and a person has to remediate it.
-    RemediationFailed,
     /// Single devices of the node are out of service, and the node is not.
     PartlyQuarantined,
-    /// The node is being given back.
-    #[serde(rename = "releasing")]
-    Returning,
+    /// The node's session is in this phase, which is not [`Phase::Idle`].
+    #[serde(untagged)]
+    Session(Phase),
 }
 
 /// Quarantine session of a node.
@@ -380,51 +364,24 @@ impl NodeState {
             Self::Healthy => "healthy",
             Self::Degraded => "degraded",
             Self::Unhealthy => "unhealthy",
-            Self::Held => "held",
-            Self::Quarantining => "quarantining",
-            Self::Quarantined => "quarantined",
-            Self::Draining => "draining",
-            Self::Drained => "drained",
-            Self::Remediating => "remediating",
-            Self::Remediated => "remediated",
-            Self::RemediationFailed => "remediation-failed",
             Self::PartlyQuarantined => "partly-quarantined",
-            Self::Returning => "releasing",
+            Self::Session(phase) => phase.name(),
         }
     }
 
     /// Returns whether the whole node is out of service.
     pub fn is_out(self) -> bool {
-        matches!(
-            self,
-            Self::Quarantined
-                | Self::Draining
-                | Self::Drained
-                | Self::Remediating
-                | Self::Remediated
-                | Self::RemediationFailed
-                | Self::Returning
-        )
+        matches!(self, Self::Session(phase) if phase.is_out() || phase == Phase::Returning)
     }
 
     /// Returns the state that follows from the open faults, without notices, and the session's
     /// phase.
     pub fn of(faults: &[&Fault], phase: Option<Phase>) -> Self {
         match phase {
-            Some(Phase::Held) => Self::Held,
-            Some(Phase::Quarantining) => Self::Quarantining,
-            Some(Phase::Quarantined) => Self::Quarantined,
-            Some(Phase::Draining) => Self::Draining,
-            Some(Phase::Drained) => Self::Drained,
-            Some(Phase::Remediating) => Self::Remediating,
-            Some(Phase::Remediated) => Self::Remediated,
-            Some(Phase::RemediationFailed) => Self::RemediationFailed,
-            Some(Phase::Returning) => Self::Returning,
-            Some(Phase::Idle) | None if faults.iter().any(|fault| fault.event.is_fatal) => {
-                Self::Unhealthy
-            }
-            Some(Phase::Idle) | None if faults.is_empty() => Self::Healthy,
-            Some(Phase::Idle) | None => Self::Degraded,
+            Some(phase) if phase != Phase::Idle => Self::Session(phase),
+            _ if faults.iter().any(|fault| fault.event.is_fatal) => Self::Unhealthy,
+            _ if faults.is_empty() => Self::Healthy,
+            _ => Self::Degraded,
         }
     }
 }

@@ -3,6 +3,7 @@
 use console::api::{DeliveryView, ForwardView, LeadershipView, Mode, Role, StatusView};
 use contract::keys;
 use fleet::brake::some_of;
+use fleet::session::Phase;
 use fleet::view::{
     BrakeView, ClusterView, DeviceView, FaultView, LimitView, NodeState, NodeStatus,
 };
@@ -184,7 +185,9 @@ fn node_lines(nodes: &[NodeStatus], now: Timestamp, wide: bool) -> Vec<String> {
     for node in nodes.into_iter().take(most) {
         let colour = match node.state {
             NodeState::Healthy => Colour::Green,
-            NodeState::Degraded | NodeState::Held | NodeState::PartlyQuarantined => Colour::Yellow,
+            NodeState::Degraded
+            | NodeState::Session(Phase::Held)
+            | NodeState::PartlyQuarantined => Colour::Yellow,
             _ => Colour::Red,
         };
         let cordoned = if node.unschedulable == Some(true) {
@@ -283,18 +286,20 @@ fn when_and_by_whom(fault: &FaultView, now: Timestamp) -> String {
 /// Returns the order of a node if not all nodes are shown, from 0 for the first.
 fn rank(state: NodeState) -> u8 {
     match state {
-        NodeState::Unhealthy | NodeState::RemediationFailed => 0,
-        NodeState::Held => 1,
-        NodeState::Quarantining => 2,
-        NodeState::Quarantined
-        | NodeState::Draining
-        | NodeState::Drained
-        | NodeState::Remediating
-        | NodeState::Remediated => 3,
+        NodeState::Unhealthy | NodeState::Session(Phase::RemediationFailed) => 0,
+        NodeState::Session(Phase::Held) => 1,
+        NodeState::Session(Phase::Quarantining) => 2,
+        NodeState::Session(
+            Phase::Quarantined
+            | Phase::Draining
+            | Phase::Drained
+            | Phase::Remediating
+            | Phase::Remediated,
+        ) => 3,
         NodeState::PartlyQuarantined => 4,
-        NodeState::Returning => 5,
+        NodeState::Session(Phase::Returning) => 5,
         NodeState::Degraded => 6,
-        NodeState::Healthy => 7,
+        NodeState::Healthy | NodeState::Session(Phase::Idle) => 7,
     }
 }
 
@@ -491,7 +496,7 @@ mod tests {
             let session = serde_json::from_value(session.clone()).unwrap();
             let node = NodeStatus {
                 session: Some(session),
-                ..node("n1", NodeState::Quarantined, faults)
+                ..node("n1", NodeState::Session(Phase::Quarantined), faults)
             };
             assert_eq!(well(&node), expected, "{node:?}");
         }

@@ -229,7 +229,7 @@ impl Server {
         self.fleet.send_modify(|view| {
             let view = Arc::make_mut(view);
             for status in view.nodes.iter_mut().filter(|status| status.name == node) {
-                status.state = NodeState::Quarantined;
+                status.state = NodeState::Session(Phase::Quarantined);
                 status.in_cluster = Some(true);
                 status.unschedulable = Some(true);
                 status.session = Some(SessionView {

@@ -128,7 +128,7 @@ impl<'a> Shown<'a> {
         Some(NodeStatus {
             name: name.to_owned(),
             state: match state {
-                NodeState::Quarantined | NodeState::Draining | NodeState::Drained
+                NodeState::Session(Phase::Quarantined | Phase::Draining | Phase::Drained)
                     if only_devices() =>
                 {
                     NodeState::PartlyQuarantined

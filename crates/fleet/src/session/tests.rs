@@ -14,6 +14,7 @@ use serde_json::json;
 
 use super::*;
 use crate::FleetInput;
+use crate::view::NodeState;
 use crate::world::{Fate, Restart, World, event};
 
 const POLICY: &str = r#"
@@ -485,7 +486,7 @@ fn a_deadline_that_is_over_hides_no_other_wait() {
 }
 
 #[test]
-fn phases_and_intents_are_stored_under_names_that_do_not_change() {
+fn phases_states_and_intents_are_stored_under_names_that_do_not_change() {
     for (phase, name) in [
         (Phase::Idle, "idle"),
         (Phase::Held, "held"),
@@ -499,6 +500,18 @@ fn phases_and_intents_are_stored_under_names_that_do_not_change() {
         (Phase::Returning, "releasing"),
     ] {
         assert_eq!((json!(phase), phase.name()), (json!(name), name));
+        let state = NodeState::Session(phase);
+        assert_eq!((json!(state), state.name()), (json!(name), name));
+        assert_eq!(serde_json::from_value(json!(name)).ok(), Some(state));
+    }
+    for state in [
+        NodeState::Healthy,
+        NodeState::Degraded,
+        NodeState::Unhealthy,
+        NodeState::PartlyQuarantined,
+    ] {
+        assert_eq!(json!(state), json!(state.name()));
+        assert_eq!(serde_json::from_value(json!(state)).ok(), Some(state));
     }
     for (intent, name) in [
         (Intent::Quarantine, "quarantine"),

@@ -1,4 +1,5 @@
 use contract::keys::UNCORDONED_MANUALLY;
+use fleet::session::Phase;
 use fleet::view::{BrakeView, DeviceView, NodeState, NodeStatus};
 use model::node::Taint;
 use policy::Policy;
@@ -166,7 +167,7 @@ fn the_metrics_of_the_reference_are_there() {
         own.evaluated(&[RuleSetOutcome { rule_set, passed }]);
     }
     let view = FleetView {
-        nodes: vec![status(NodeState::Quarantined)],
+        nodes: vec![status(NodeState::Session(Phase::Quarantined))],
         brake: Some(BrakeView {
             enabled: true,
             state: keys::BREAKER_CLOSED.into(),

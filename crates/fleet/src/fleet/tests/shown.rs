@@ -263,7 +263,7 @@ fn a_node_that_another_gpuwarden_has_taken_out_is_shown_with_what_ends_that() {
         list(&mut world, &[json!({ "metadata": metadata })]);
         world.decide();
         let status = world.fleet.status("n1").unwrap();
-        assert_eq!(status.state, NodeState::Quarantined);
+        assert_eq!(status.state, NodeState::Session(Phase::Quarantined));
         let session = status.session.unwrap();
         assert_eq!(session.since.to_string(), "2027-01-15T08:00:00Z");
         assert_eq!(
@@ -321,7 +321,7 @@ fn a_notice_is_shown_for_a_day_and_is_no_open_fault_unless_the_policy_wants_it()
     let all = Policy::parse(all, "p").unwrap();
     for (policy, shown) in [
         (&Policy::builtin(), Some((NodeState::Healthy, 0, 1))),
-        (&all, Some((NodeState::Quarantined, 1, 0))),
+        (&all, Some((NodeState::Session(Phase::Quarantined), 1, 0))),
     ] {
         let mut world = World::new(policy);
         world.event("c", 0, false, false);

@@ -61,7 +61,7 @@ fn one_gpu_is_tainted_two_take_the_node_out_and_all_comes_back() {
     assert_eq!(world["n1"].labels[keys::STATE_LABEL], "quarantined");
     assert_eq!(
         world.fleet.status("n1").unwrap().state,
-        NodeState::Quarantined
+        NodeState::Session(Phase::Quarantined)
     );
     // The node itself is well enough again, and the other GPU is not.
     recovery(&mut world, 1);

@@ -171,7 +171,10 @@ fn a_node_is_drained_as_its_namespaces_wish_and_given_back_as_it_was() {
          stays, its namespace is one of the system's: kube-system/d; stays, the configuration names \
          no mode for it: other/e"
     );
-    assert_eq!(world.fleet.status("n1").unwrap().state, NodeState::Draining);
+    assert_eq!(
+        world.fleet.status("n1").unwrap().state,
+        NodeState::Session(Phase::Draining)
+    );
     // The eviction is requested once.
     assert!(removed(&world.look(PatchFate::Made)).is_empty());
     answer(&mut world, "a", RemovalAnswer::Taken);

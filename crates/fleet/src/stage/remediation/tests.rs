@@ -196,7 +196,7 @@ fn a_drained_node_is_rebooted_once_and_given_back_as_it_was() {
     assert_eq!(state(&world), Some("remediation-succeeded"));
     assert_eq!(
         world.fleet.status("n1").unwrap().state,
-        NodeState::Remediated
+        NodeState::Session(Phase::Remediated)
     );
     assert!(awaits(&world).starts_with("the recovery of its faults after RebootNode"));
     world.recovery(0);
