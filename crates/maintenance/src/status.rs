@@ -48,40 +48,6 @@ pub struct Condition {
     observed_generation: Option<i64>,
 }
 
-/// Reason of the condition `AttemptComplete`: how a resource ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CompletionReason {
-    /// The work was done.
-    Succeeded,
-    /// Nothing was done, and another attempt may succeed.
-    TransientFailure,
-    /// Nothing was done, and another attempt would fail as well.
-    PermanentFailure,
-    /// Unknown whether anything was done. Defined by gpuwarden: controllers that do not know
-    /// this reason ask a person.
-    AmbiguousFailure,
-    /// Another resource requests the same.
-    Superseded,
-    /// The node, or the session that the resource was created for, no longer exists.
-    Cancelled,
-}
-
-// === impl CompletionReason ===
-
-impl CompletionReason {
-    /// Returns the reason as written in the status.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Succeeded => "Succeeded",
-            Self::TransientFailure => "TransientFailure",
-            Self::PermanentFailure => "PermanentFailure",
-            Self::AmbiguousFailure => "AmbiguousFailure",
-            Self::Superseded => "Superseded",
-            Self::Cancelled => "Cancelled",
-        }
-    }
-}
-
 // === impl Status ===
 
 impl Status {

@@ -13,13 +13,31 @@ use crate::attempt::{Outcome, ResourceKind};
 
 /// Longest message copied from a status, in characters.
 const MAX_TEXT: usize = 300;
-/// Condition that is true once an attempt has ended. Its reason is the result.
+/// Condition that is true once an attempt has ended. Its reason is a [`CompletionReason`].
 pub const ATTEMPT_COMPLETE: &str = "AttemptComplete";
 /// Condition of an `ExternalRemediationRequest`, set by the external system: true on
 /// completion, false if the system has put the request aside, which is not a failure.
 pub const EXTERNAL_COMPLETE: &str = "ExternalRemediationComplete";
 /// Conditions that may be true before any work is done.
 const BEFORE: [&str; 2] = ["Ready", "ManualMode"];
+
+/// Reason of the condition [`ATTEMPT_COMPLETE`]: how a resource ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CompletionReason {
+    /// The work was done.
+    Succeeded,
+    /// Nothing was done, and another attempt may succeed.
+    TransientFailure,
+    /// Nothing was done, and another attempt would fail as well.
+    PermanentFailure,
+    /// Unknown whether anything was done. Defined by gpuwarden: controllers that do not know
+    /// this reason ask a person.
+    AmbiguousFailure,
+    /// Another resource requests the same.
+    Superseded,
+    /// The node, or the session that the resource was created for, no longer exists.
+    Cancelled,
+}
 
 /// State of a custom resource that remediates or validates.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +59,41 @@ struct Condition<'a> {
     status: &'a str,
     reason: &'a str,
     message: &'a str,
+}
+
+// === impl CompletionReason ===
+
+impl CompletionReason {
+    const ALL: [Self; 6] = [
+        Self::Succeeded,
+        Self::TransientFailure,
+        Self::PermanentFailure,
+        Self::AmbiguousFailure,
+        Self::Superseded,
+        Self::Cancelled,
+    ];
+
+    /// Returns the reason as written in the status.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Succeeded => "Succeeded",
+            Self::TransientFailure => "TransientFailure",
+            Self::PermanentFailure => "PermanentFailure",
+            Self::AmbiguousFailure => "AmbiguousFailure",
+            Self::Superseded => "Superseded",
+            Self::Cancelled => "Cancelled",
+        }
+    }
+
+    /// Returns the outcome of an attempt that ended for this reason.
+    fn outcome(self) -> Outcome {
+        match self {
+            Self::Succeeded => Outcome::Succeeded,
+            Self::TransientFailure => Outcome::FailedForNow,
+            Self::PermanentFailure => Outcome::Failed,
+            Self::AmbiguousFailure | Self::Superseded | Self::Cancelled => Outcome::Unclear,
+        }
+    }
 }
 
 // === impl ResourceState ===
@@ -83,13 +136,9 @@ fn end(
 ) -> Option<(Outcome, String)> {
     let find = |kind: &str| conditions.iter().find(|one| one.kind == kind);
     if let Some(complete) = find(ATTEMPT_COMPLETE).filter(|one| one.status == "True") {
-        let outcome = match complete.reason {
-            "Succeeded" => Outcome::Succeeded,
-            "TransientFailure" => Outcome::FailedForNow,
-            "PermanentFailure" => Outcome::Failed,
-            // Superseded, Cancelled and unknown reasons.
-            _ => Outcome::Unclear,
-        };
+        let mut known = CompletionReason::ALL.into_iter();
+        let reason = known.find(|one| one.name() == complete.reason);
+        let outcome = reason.map_or(Outcome::Unclear, CompletionReason::outcome);
         return Some((outcome, complete.text()));
     }
     let done = find(done);

@@ -1,9 +1,8 @@
 //! Observed state of a reset, from its Job or from the responses of a provider.
 
 use jiff::Timestamp;
+use model::resource::CompletionReason;
 use serde_json::Value;
-
-use crate::CompletionReason;
 
 /// Observed state of a reset: of the Job, or of the signal to a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use model::node::NodeView;
-use model::resource::ATTEMPT_COMPLETE;
+use model::resource::{ATTEMPT_COMPLETE, CompletionReason};
 use model::time::later;
 
 use super::job::{self, job_name};
@@ -12,8 +12,7 @@ use super::{
 };
 use super::{ResetObservation, ResetState};
 use crate::{
-    Act, CompletionReason, NOT_OUT_OF_SERVICE, SESSION_ENDED, SESSION_ENDED_MESSAGE,
-    SESSION_OBSERVED_WITHIN, Status,
+    Act, NOT_OUT_OF_SERVICE, SESSION_ENDED, SESSION_ENDED_MESSAGE, SESSION_OBSERVED_WITHIN, Status,
 };
 
 const TERMINATING: &str = "Terminating";

@@ -1,4 +1,4 @@
-use model::resource::ATTEMPT_COMPLETE;
+use model::resource::{ATTEMPT_COMPLETE, CompletionReason};
 use std::collections::BTreeMap;
 
 use contract::keys;
@@ -6,7 +6,6 @@ use serde_json::json;
 
 use super::steps::READ_WITHIN;
 use super::*;
-use crate::CompletionReason;
 use crate::Maintenance;
 
 mod simulator;

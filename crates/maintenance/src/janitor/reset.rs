@@ -1,12 +1,14 @@
 //! GPU resets by a provider: the signal and its observed state, for
 //! [`gpu_reset`](crate::gpu_reset).
 
+use model::resource::CompletionReason;
+
 use super::failure::Class;
 use super::record::{Record, SIGNAL_SENT};
 use super::sending::{Answer, Course, Question, Sending};
 use super::signal::Step;
 use crate::gpu_reset::{ResetObservation, ResetState, is_reset};
-use crate::{CompletionReason, Condition, Status};
+use crate::{Condition, Status};
 
 /// Signal of a reset.
 pub(super) struct ResetSignal<'a>(pub(super) Sending<'a>);

@@ -5,10 +5,11 @@
 //! and terminations, `reset.rs` for GPU resets.
 
 use jiff::{SignedDuration, Timestamp};
+use model::resource::CompletionReason;
 
 use super::failure::{Class, Failure};
 use super::record::{Record, SIGNAL_SENT};
-use crate::{CompletionReason, Resource, Status};
+use crate::{Resource, Status};
 
 /// Most signals of one resource that a provider refuses for now. All tries together take some
 /// ten minutes, within the usual deadline.

@@ -15,7 +15,7 @@
 use jiff::{SignedDuration, Timestamp};
 use model::node::NodeView;
 use model::ownership::{Ownership, Permit};
-use model::resource::ATTEMPT_COMPLETE;
+use model::resource::{ATTEMPT_COMPLETE, CompletionReason};
 use serde_json::Value;
 
 use super::Action;
@@ -25,7 +25,7 @@ use super::order::Position;
 use super::record::{MANUAL_MODE, Record, SIGNAL_SENT};
 use super::sending::{Answer, Course, Memory, Question, RETRYING, SUCCEEDED, Sending, UNCLEAR};
 use crate::SESSION_OBSERVED_WITHIN;
-use crate::{CompletionReason, Condition, Resource, SESSION_ENDED, SESSION_ENDED_MESSAGE, Status};
+use crate::{Condition, Resource, SESSION_ENDED, SESSION_ENDED_MESSAGE, Status};
 
 /// Time limit for a person to carry out the action, in manual mode.
 const MANUAL: SignedDuration = SignedDuration::from_hours(24);

@@ -8,7 +8,7 @@ use fleet::{CreateAnswer, DRAIN_ACTION, PlannedResource, ResourceUpdate};
 use model::attempt::{Attempt, Outcome, RemediationMark, ResourceKind};
 use model::node::NodeView;
 use model::ownership::Ownership;
-use model::resource::ResourceState;
+use model::resource::{ATTEMPT_COMPLETE, CompletionReason, ResourceState};
 use serde_json::{Value, json};
 
 use super::happening::Broken;
@@ -258,7 +258,7 @@ impl Resources {
             Work::Begins => {
                 let permit = Ownership::permit(&node.view);
                 if permit.attempt.as_ref() != Some(&key) {
-                    resource.ends("Cancelled");
+                    resource.ends(CompletionReason::Cancelled);
                     return Ok(());
                 }
                 if permit.waits {
@@ -275,13 +275,13 @@ impl Resources {
                 resource.add("SignalSent", "True", "");
             }
             // Before it has started, it can only be given up.
-            Work::FailsForNow if !state.begun => resource.ends("TransientFailure"),
-            Work::FailsForGood if !state.begun => resource.ends("PermanentFailure"),
+            Work::FailsForNow if !state.begun => resource.ends(CompletionReason::TransientFailure),
+            Work::FailsForGood if !state.begun => resource.ends(CompletionReason::PermanentFailure),
             _ if !state.begun => {}
-            Work::Succeeds => resource.ends("Succeeded"),
-            Work::FailsForNow => resource.ends("TransientFailure"),
-            Work::FailsForGood => resource.ends("PermanentFailure"),
-            Work::IsLost => resource.ends("Cancelled"),
+            Work::Succeeds => resource.ends(CompletionReason::Succeeded),
+            Work::FailsForNow => resource.ends(CompletionReason::TransientFailure),
+            Work::FailsForGood => resource.ends(CompletionReason::PermanentFailure),
+            Work::IsLost => resource.ends(CompletionReason::Cancelled),
         }
         Ok(())
     }
@@ -320,8 +320,8 @@ impl Resource {
         self.kind.kind == "DrainRequest"
     }
 
-    fn ends(&mut self, reason: &str) {
-        self.add("AttemptComplete", "True", reason);
+    fn ends(&mut self, reason: CompletionReason) {
+        self.add(ATTEMPT_COMPLETE, "True", reason.name());
     }
 
     fn add(&mut self, kind: &str, status: &str, reason: &str) {

@@ -1,6 +1,7 @@
 //! Decision on the next action for a resource.
 
 use jiff::Timestamp;
+use model::resource::CompletionReason;
 
 use super::entry::Entry;
 use super::io::Effect;
@@ -13,7 +14,7 @@ use crate::janitor::order::{Position, position};
 use crate::janitor::reset::ResetSignal;
 use crate::janitor::sending::{Question, Sending};
 use crate::janitor::signal::{ObservedNode, Situation, Step};
-use crate::{Act, CompletionReason, Key, Maintenance, Resource, Status};
+use crate::{Act, Key, Maintenance, Resource, Status};
 
 /// Next action for a resource.
 pub(super) enum Next {
