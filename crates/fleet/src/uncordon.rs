@@ -39,7 +39,7 @@ impl NodeEntry {
     /// Returns whether an attempt that was begun is under way, or waits for the validation or
     /// the recovery of the faults.
     fn is_remediating(&self, fleet: &FleetState, own: &Ownership, mark: &RemediationMark) -> bool {
-        let Some(last) = mark.repairs().last() else {
+        let Some(last) = mark.remediations().last() else {
             return false;
         };
         if last.end.is_some() {

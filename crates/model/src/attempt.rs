@@ -28,7 +28,7 @@ pub struct RemediationMark {
     pub waits_until: Option<Timestamp>,
 }
 
-/// A request to a person to repair the node.
+/// A request to a person to remediate the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PersonAsked {
     /// Time of the request.
@@ -139,7 +139,7 @@ impl RemediationMark {
 
     /// Returns the start times of the newest attempts, including those of earlier sessions.
     pub fn times(&self, now: Timestamp) -> Vec<Timestamp> {
-        let ours = self.repairs().map(|one| one.since);
+        let ours = self.remediations().map(|one| one.since);
         let times = self.earlier.iter().copied().chain(ours);
         let mut times: Vec<Timestamp> = times.filter(|at| Self::remembers(*at, now)).collect();
         let surplus = times.len().saturating_sub(MAX_TIMES);
@@ -178,8 +178,8 @@ impl RemediationMark {
     /// Returns the progress of the remediation, for the records of the node's events. `None` if
     /// no resource was created and no person was asked.
     pub fn repair(&self) -> Option<Repair> {
-        let attempted_at = self.repairs().filter_map(|one| one.made).last();
-        let succeeded = self.repairs().last().filter(|one| one.succeeded());
+        let attempted_at = self.remediations().filter_map(|one| one.made).last();
+        let succeeded = self.remediations().last().filter(|one| one.succeeded());
         let (remediated, up_to) = match (&self.person, succeeded.and_then(|one| one.end.as_ref())) {
             (Some(person), _) => (Some(false), person.since),
             (None, Some(end)) => (Some(true), end.at),
@@ -199,13 +199,13 @@ impl RemediationMark {
     }
 
     /// Returns the attempts that remediate.
-    pub fn repairs(&self) -> impl Iterator<Item = &Attempt> {
-        self.attempts.iter().filter(|one| one.repairs())
+    pub fn remediations(&self) -> impl Iterator<Item = &Attempt> {
+        self.attempts.iter().filter(|one| one.remediates())
     }
 
     /// Returns the validations that followed the last remediation attempt.
     pub fn validations(&self) -> &[Attempt] {
-        let last = self.attempts.iter().rposition(Attempt::repairs);
+        let last = self.attempts.iter().rposition(Attempt::remediates);
         let from = last.map_or(0, |last| last + 1);
         self.attempts.get(from..).unwrap_or_default()
     }
@@ -219,7 +219,7 @@ impl RemediationMark {
     /// resource was created.
     pub fn state_annotation(&self) -> Option<String> {
         let mut groups = Map::new();
-        for one in self.repairs() {
+        for one in self.remediations() {
             if let Some(made) = one.made {
                 let group = json!({
                     "maintenanceCR": one.name,
@@ -249,7 +249,7 @@ impl Attempt {
     }
 
     /// Returns whether the attempt remediates: it neither validates nor collects diagnostics.
-    pub fn repairs(&self) -> bool {
+    pub fn remediates(&self) -> bool {
         ![VALIDATION_GROUP, DIAGNOSTICS_GROUP].contains(&self.group.as_str())
     }
 

@@ -286,7 +286,7 @@ impl Desired {
     }
 
     /// Returns whether any event may be remediated according to the policy's routes.
-    pub fn repairs(&self) -> bool {
+    pub fn remediates(&self) -> bool {
         let mut events = self.events.iter();
         events.any(|one| one.unrepaired_by().is_none())
     }

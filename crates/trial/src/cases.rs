@@ -151,7 +151,7 @@ fn played(
             Some(false) => RouteDrain::Graceful,
             Some(true) => RouteDrain::Forceful,
         }),
-        remediate: Some(desired.repairs()),
+        remediate: Some(desired.remediates()),
         rule_sets: Some(desired.rule_sets),
         decisions: Some(decisions.collect()),
     };

@@ -13,7 +13,7 @@ mod dice;
 mod hands;
 mod happening;
 mod node;
-mod repair;
+mod resources;
 mod rules;
 mod setup;
 mod world;
@@ -198,7 +198,7 @@ fn settle(world: &mut World, pods_end: bool) -> Result<(), Broken> {
         if pods_end {
             acted |= world.end_pods();
         }
-        acted |= world.finish_repairs()?;
+        acted |= world.finish_remediations()?;
         if acted || !world.is_quiet() {
             world.pass(1);
             continue;

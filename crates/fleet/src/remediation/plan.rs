@@ -81,7 +81,7 @@ impl Plan<'_> {
             // While pods leave, or before the first attempt, the blocker comes first: a person
             // is asked only after it has ended.
             (false, Some(hold))
-                if *hold == Blocker::Drain || self.mark.repairs().next().is_none() =>
+                if *hold == Blocker::Drain || self.mark.remediations().next().is_none() =>
             {
                 hold.awaiting(now)
             }
@@ -131,7 +131,7 @@ impl Plan<'_> {
     /// ones.
     fn exhausted(&self) -> Option<PersonRequest> {
         let (window, now) = (self.config.window, self.input.now);
-        let ours = self.mark.repairs().map(|one| one.since);
+        let ours = self.mark.remediations().map(|one| one.since);
         let mut times: Vec<Timestamp> = self.input.earlier.iter().copied().chain(ours).collect();
         times.retain(|at| now.duration_since(*at) < window);
         times.sort();

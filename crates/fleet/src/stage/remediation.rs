@@ -274,8 +274,9 @@ impl RemediationState {
         let Some(open) = mark.and_then(RemediationMark::under_way) else {
             return false;
         };
-        let awaits =
-            open.repairs() && self.has_begun(open).is_none() && self.object.watch_error.is_none();
+        let awaits = open.remediates()
+            && self.has_begun(open).is_none()
+            && self.object.watch_error.is_none();
         self.object.watch |= awaits;
         awaits
     }

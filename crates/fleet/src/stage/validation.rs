@@ -138,7 +138,7 @@ fn reason_to_begin(facts: &Facts<'_>, desired: &Desired) -> Option<(Validation, 
         ));
     };
     let remediated = (own.mark.remediation.iter())
-        .flat_map(RemediationMark::repairs)
+        .flat_map(RemediationMark::remediations)
         .any(|one| one.made.is_some());
     let validated = lists_validation(own);
     let ends = !facts.undone_by_person && !facts.state.book.misses_monitors(facts.name);

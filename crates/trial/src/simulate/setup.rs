@@ -16,7 +16,7 @@ use policy::{DEFAULT_POLICY, Policy};
 use super::dice::Dice;
 use super::happening::Broken;
 use super::happening::{CHECKS, SCHEDULER};
-use super::repair::{REMEDIATION, RESET_GPU, RESET_NODE};
+use super::resources::{REMEDIATION, RESET_GPU, RESET_NODE};
 
 /// Drain modes of the [`NAMESPACES`](super::happening::NAMESPACES).
 const DRAIN: &str = r#"

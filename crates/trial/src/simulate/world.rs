@@ -16,15 +16,15 @@ use model::position::Position;
 use super::happening::Broken;
 use super::happening::{Fate, Hand, Machine, Memory, NODES, Symptom};
 use super::node::{SimNode, name};
-use super::repair::Resources;
+use super::resources::Resources;
 use super::rules::{Rules, slice, uuid};
 use super::setup::{Configuration, Setup};
 use requests::Request;
 
 pub(super) mod judge;
 mod pods;
-mod repairs;
 mod requests;
+mod resources;
 
 /// Start of the simulated time, in Unix seconds.
 const BEGIN: i64 = 1_800_000_000;

@@ -39,7 +39,7 @@ impl RemediationState {
                     DIAGNOSTICS_GROUP => "diagnostics".to_owned(),
                     _ => {
                         let so_far = mark.attempts.iter().take(index + 1);
-                        let number = so_far.filter(|one| one.repairs()).count();
+                        let number = so_far.filter(|one| one.remediates()).count();
                         format!("repair {number}")
                     }
                 };

@@ -17,7 +17,7 @@ use super::super::happening::{Broken, Symptom};
 use super::super::node::{FOREIGN, SimNode, name};
 use super::super::setup::Route;
 use super::World;
-use remediation::{failure_is_told, repair, validated};
+use remediation::{failure_is_told, validated};
 
 mod devices;
 mod drain;
@@ -77,7 +77,7 @@ pub(in crate::simulate) fn created(world: &World, planned: &PlannedResource) -> 
     if planned.action == DRAIN_ACTION {
         drain::by_resource(world, planned)
     } else {
-        repair(world, planned)
+        remediation::by_resource(world, planned)
     }
 }
 

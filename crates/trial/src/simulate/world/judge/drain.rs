@@ -10,7 +10,7 @@ use model::reporter::is_own_word;
 
 use super::super::super::happening::Broken;
 use super::super::super::node::{SimNode, SimPod};
-use super::super::super::repair::drain_key;
+use super::super::super::resources::drain_key;
 use super::super::super::setup::Route;
 use super::super::World;
 use super::routes;
@@ -35,7 +35,7 @@ pub(in crate::simulate) fn drained(
     let whole = gpus.is_empty() && (before.drain.is_none() || !before.drain_gpus.is_empty());
     let tried = after
         .remediation
-        .is_some_and(|mark| mark.repairs().next().is_some());
+        .is_some_and(|mark| mark.remediations().next().is_some());
     let by_resource = world.setup.drains_by_resource(&planned.view);
     if whole && world.setup.partial && !by_resource && !tried && resets_suffice(world, name) {
         return Err(format!(

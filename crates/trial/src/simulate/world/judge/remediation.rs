@@ -29,7 +29,7 @@ pub(super) fn validated(world: &World, node: &SimNode) -> Result<(), Broken> {
     };
     let mark = own.mark.remediation.unwrap_or_default();
     let made = |one: &&Attempt| one.made.is_some();
-    let Some(last) = mark.repairs().filter(made).last() else {
+    let Some(last) = mark.remediations().filter(made).last() else {
         return Ok(());
     };
     if proof != Proof::Quiet {
@@ -85,7 +85,7 @@ pub(super) fn failure_is_told(node: &SimNode, awaits: &str) -> Result<(), Broken
 
 /// Checks that the custom resource of a remediation is created only for the attempt that its
 /// node records, once the node is drained, and not for faults that are routed past remediation.
-pub(super) fn repair(world: &World, planned: &PlannedResource) -> Result<(), Broken> {
+pub(super) fn by_resource(world: &World, planned: &PlannedResource) -> Result<(), Broken> {
     let wrong = |why: &str| Err(format!("{} is to be made: {why}", planned.name));
     let Some(view) = world.fleet.view(&planned.node) else {
         return wrong("the controller does not know its node");

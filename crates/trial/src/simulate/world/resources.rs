@@ -61,7 +61,7 @@ impl World {
     }
 
     /// Lets a janitor complete all custom resources; Jobs fail where the setup says so. Returns false if there were none.
-    pub(in crate::simulate) fn finish_repairs(&mut self) -> Result<bool, Broken> {
+    pub(in crate::simulate) fn finish_remediations(&mut self) -> Result<bool, Broken> {
         let open = self.resources.open();
         for (name, node) in &open {
             self.work_on(name, node, Work::Begins)?;

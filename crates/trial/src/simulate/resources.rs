@@ -203,9 +203,9 @@ impl Resources {
         }
         let permitted = Ownership::permit(node).attempt;
         let begun = permitted.filter(|key| self.begun.contains_key(key));
-        let mut repairs = self.by_name.values().filter(|one| one.remediates());
+        let mut remediations = self.by_name.values().filter(|one| one.remediates());
         begun.is_some_and(|key| {
-            repairs.any(|one| {
+            remediations.any(|one| {
                 let state = one.state();
                 state.attempt.as_ref() == Some(&key) && state.end.is_none()
             })
