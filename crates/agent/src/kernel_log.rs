@@ -16,7 +16,7 @@ use contract::keys;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::{KernelLogDecoder, Machine};
 use host::boot::Boot;
-use host::kernel_log::{Event, OpenError, Position, Record, Source, Spec};
+use host::kernel_log::{Event, KernelLogOpenError, Position, Record, Source, Spec};
 use jiff::{SignedDuration, Timestamp};
 use model::event::mark_accepted;
 use runtime::logging::{Seldom, chain};
@@ -177,7 +177,7 @@ impl KernelLogMonitor {
     }
 
     /// Opens the source, after the remembered place.
-    async fn choose_and_open(&mut self) -> Result<Source, OpenError> {
+    async fn choose_and_open(&mut self) -> Result<Source, KernelLogOpenError> {
         let spec = match &self.chosen {
             Some(spec) => spec.clone(),
             None => self.config.spec.resolve()?,

@@ -32,7 +32,7 @@ use tokio::sync::{Semaphore, watch};
 use tonic::transport::Channel;
 
 use crate::deliver::{Delivery, DeliveryStatus, Receiver, token_header};
-use crate::outbox::{Limits, OpenError, Outbox, OutboxError};
+use crate::outbox::{Limits, Outbox, OutboxError, OutboxOpenError};
 use crate::{Sink, SinkError};
 
 /// Name of the directory inside the data directory.
@@ -77,7 +77,7 @@ pub enum ForwardError {
     Certificates(#[source] TlsError),
     /// The outbox cannot be opened.
     #[error("the outbox for the gRPC sink's target cannot be opened")]
-    Outbox(#[source] OpenError),
+    Outbox(#[source] OutboxOpenError),
 }
 
 /// Forwarding of events to a [`ForwardTarget`]. Cheap to clone.

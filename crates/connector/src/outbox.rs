@@ -102,7 +102,7 @@ pub struct OutboxStatus {
 
 /// Reason why an outbox cannot be opened. Its contents are unchanged.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum OutboxOpenError {
     /// The data directory cannot be locked.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
@@ -160,7 +160,11 @@ pub enum OutboxError {
 impl Outbox {
     /// Opens the outbox in `data_dir`, which is created if missing and belongs to this process
     /// from then on. Waiting events are kept, even beyond `limits`.
-    pub fn open(data_dir: &Path, limits: Limits, metrics: &Metrics) -> Result<Self, OpenError> {
+    pub fn open(
+        data_dir: &Path,
+        limits: Limits,
+        metrics: &Metrics,
+    ) -> Result<Self, OutboxOpenError> {
         Self::open_as("gpuwarden_outbox", data_dir, limits, Some(KEEP), metrics)
     }
 
@@ -172,14 +176,14 @@ impl Outbox {
         limits: Limits,
         keep: Option<SignedDuration>,
         metrics: &Metrics,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, OutboxOpenError> {
         let lock = DirectoryLock::acquire(data_dir)?;
         let directory = data_dir.join(DIRECTORY);
         let log = Log::open(&directory, limits)?;
         let store = log.store().map(str::to_owned);
         let metrics = OutboxMetrics::registered(&metrics.with_prefix(name));
         let thread = Thread::start(log, keep, metrics, lock);
-        let thread = thread.map_err(|source| OpenError::File {
+        let thread = thread.map_err(|source| OutboxOpenError::File {
             path: directory,
             source,
         })?;

@@ -14,7 +14,7 @@ use std::path::Path;
 use diagnosis::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmLook, all_watches};
 use diagnosis::gpu::pci_address;
 
-pub use self::error::{DcgmError, OpenError};
+pub use self::error::{DcgmError, DcgmOpenError};
 use crate::library::{Listener, Places};
 use functions::{Connection, Functions, Group, Value};
 use response::{LAYOUTS, Response};
@@ -46,15 +46,19 @@ pub struct Dcgm {
 impl Dcgm {
     /// Opens the library and connects to the host engine at `address`, `HOST` or `HOST:PORT`.
     /// `listener` is called before every library call.
-    pub fn connect(places: &Places, address: &str, listener: Listener) -> Result<Self, OpenError> {
+    pub fn connect(
+        places: &Places,
+        address: &str,
+        listener: Listener,
+    ) -> Result<Self, DcgmOpenError> {
         let functions = Functions::open(places, listener)?;
-        let unusable = |source| OpenError::NotUsable {
+        let unusable = |source| DcgmOpenError::NotUsable {
             library: functions.found_at().to_owned(),
             source,
         };
         functions.init().map_err(unusable)?;
         let connected = functions.connect(address);
-        let connection = connected.map_err(|source| OpenError::NotConnected {
+        let connection = connected.map_err(|source| DcgmOpenError::NotConnected {
             address: address.to_owned(),
             source,
         })?;

@@ -16,7 +16,7 @@ use std::{io, thread};
 use diagnosis::gpu::{Inventory, RecoveryAction, pci_address};
 
 use crate::library::Places;
-use crate::nvml::{Nvml, NvmlError, OpenError};
+use crate::nvml::{Nvml, NvmlError, NvmlOpenError};
 
 mod holders;
 mod log;
@@ -64,7 +64,7 @@ pub struct GpuReset {
 pub enum ResetError {
     /// NVML cannot be used.
     #[error(transparent)]
-    Nvml(#[from] OpenError),
+    Nvml(#[from] NvmlOpenError),
     /// The driver does not answer.
     #[error("the driver cannot list its GPUs")]
     Driver(#[from] NvmlError),
@@ -137,7 +137,7 @@ pub fn reset(settings: &ResetSettings) -> Result<Vec<GpuReset>, ResetError> {
     Ok(results)
 }
 
-fn open(settings: &ResetSettings) -> Result<Nvml, OpenError> {
+fn open(settings: &ResetSettings) -> Result<Nvml, NvmlOpenError> {
     Nvml::open(&settings.places, Box::new(|_, _| {}))
 }
 

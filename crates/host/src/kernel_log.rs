@@ -100,7 +100,7 @@ enum OpenSource {
 
 /// Error when a source is opened.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum KernelLogOpenError {
     /// This process lacks permission to read the kernel log.
     #[error("may not read the kernel log {KMSG}")]
     KmsgPermission(#[source] io::Error),
@@ -156,9 +156,9 @@ pub enum OpenError {
     #[error("no kernel log can be read here: {kmsg}; {journal}")]
     Neither {
         /// Error of the journal.
-        journal: Box<OpenError>,
+        journal: Box<KernelLogOpenError>,
         /// Error of the kernel log device.
-        kmsg: Box<OpenError>,
+        kmsg: Box<KernelLogOpenError>,
     },
     /// Any other error of the operating system.
     #[error("cannot open {input}")]
@@ -171,9 +171,9 @@ pub enum OpenError {
     },
 }
 
-// === impl OpenError ===
+// === impl KernelLogOpenError ===
 
-impl OpenError {
+impl KernelLogOpenError {
     /// Returns a hint for the operator, to be shown beside the error.
     pub fn advice(&self) -> Option<String> {
         let advice = match self {
@@ -225,12 +225,12 @@ pub struct ReadError {
 ///
 /// # Errors
 ///
-/// [`OpenError`], which has advice for the operator.
+/// [`KernelLogOpenError`], which has advice for the operator.
 ///
 /// # Panics
 ///
 /// Outside a tokio runtime.
-pub fn open(spec: &Spec, resume: Option<&Position>) -> Result<Source, OpenError> {
+pub fn open(spec: &Spec, resume: Option<&Position>) -> Result<Source, KernelLogOpenError> {
     let spec = &spec.resolve()?;
     let input = match spec {
         // `resolve` never returns `Auto`.
@@ -250,15 +250,15 @@ pub fn open(spec: &Spec, resume: Option<&Position>) -> Result<Source, OpenError>
 
 /// Returns the first of the two that can be read.
 fn choose(
-    kmsg: impl FnOnce() -> Result<(), OpenError>,
-    journal: impl FnOnce() -> Result<(), OpenError>,
-) -> Result<Spec, OpenError> {
+    kmsg: impl FnOnce() -> Result<(), KernelLogOpenError>,
+    journal: impl FnOnce() -> Result<(), KernelLogOpenError>,
+) -> Result<Spec, KernelLogOpenError> {
     let Err(kmsg) = kmsg() else {
         return Ok(Spec::Kmsg);
     };
     match journal() {
         Ok(()) => Ok(Spec::Journal(None)),
-        Err(journal) => Err(OpenError::Neither {
+        Err(journal) => Err(KernelLogOpenError::Neither {
             journal: Box::new(journal),
             kmsg: Box::new(kmsg),
         }),
@@ -327,8 +327,8 @@ impl Spec {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Neither`], with the errors of both.
-    pub fn resolve(&self) -> Result<Self, OpenError> {
+    /// [`KernelLogOpenError::Neither`], with the errors of both.
+    pub fn resolve(&self) -> Result<Self, KernelLogOpenError> {
         match self {
             Self::Auto => choose(kmsg::probe, || journal::probe(&journal::DIRECTORIES)),
             named => Ok(named.clone()),
@@ -410,8 +410,8 @@ mod tests {
 
     #[test]
     fn auto_takes_kmsg_then_the_journal_and_else_names_both() {
-        let denied = || OpenError::KmsgPermission(io::ErrorKind::PermissionDenied.into());
-        let missing = || OpenError::NoJournal {
+        let denied = || KernelLogOpenError::KmsgPermission(io::ErrorKind::PermissionDenied.into());
+        let missing = || KernelLogOpenError::NoJournal {
             path: "/run/log/journal".into(),
             source: io::ErrorKind::NotFound.into(),
         };
@@ -440,18 +440,22 @@ mod tests {
         let path = || PathBuf::from("/var/log/kern.log");
         let cases = [
             (
-                OpenError::KmsgPermission(denied()),
+                KernelLogOpenError::KmsgPermission(denied()),
                 "/dev/kmsg",
                 "CAP_SYSLOG",
             ),
             (
-                OpenError::KmsgOff,
+                KernelLogOpenError::KmsgOff,
                 "/dev/kmsg",
                 "kernel.printk_devkmsg=ratelimit",
             ),
-            (OpenError::NoKmsg(missing()), "/dev/kmsg", "from the host"),
             (
-                OpenError::NoJournal {
+                KernelLogOpenError::NoKmsg(missing()),
+                "/dev/kmsg",
+                "from the host",
+            ),
+            (
+                KernelLogOpenError::NoJournal {
                     path: path(),
                     source: missing(),
                 },
@@ -459,7 +463,7 @@ mod tests {
                 "systemd-journald",
             ),
             (
-                OpenError::JournalPermission {
+                KernelLogOpenError::JournalPermission {
                     path: path(),
                     source: denied(),
                 },
@@ -467,7 +471,7 @@ mod tests {
                 "systemd-journal",
             ),
             (
-                OpenError::Permission {
+                KernelLogOpenError::Permission {
                     path: path(),
                     source: denied(),
                 },
@@ -475,7 +479,7 @@ mod tests {
                 "adm",
             ),
             (
-                OpenError::Directory { path: path() },
+                KernelLogOpenError::Directory { path: path() },
                 "/var/log/kern.log",
                 "name a file",
             ),

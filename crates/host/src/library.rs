@@ -50,7 +50,7 @@ pub type Listener = Box<dyn Fn(&'static str, Option<u32>) + Send + Sync>;
 
 /// Error when a library is opened.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum LibraryOpenError {
     /// No library was found, or none that can be loaded.
     #[error(transparent)]
     NotOpened(#[from] NotOpened),
@@ -125,9 +125,9 @@ impl Library {
         &self,
         name: &'static str,
         wanted: &'static str,
-    ) -> Result<F, OpenError> {
+    ) -> Result<F, LibraryOpenError> {
         // SAFETY: The caller guarantees the type.
-        unsafe { self.function(name) }.ok_or_else(|| OpenError::Other {
+        unsafe { self.function(name) }.ok_or_else(|| LibraryOpenError::Other {
             library: self.found_at.clone(),
             wanted,
             function: name,
@@ -157,7 +157,7 @@ macro_rules! functions {
             pub(super) fn open(
                 places: &$crate::library::Places,
                 listener: $crate::library::Listener,
-            ) -> Result<Self, $crate::library::OpenError> {
+            ) -> Result<Self, $crate::library::LibraryOpenError> {
                 listener("dlopen", None);
                 let library = $crate::library::Library::open($names, places)?;
                 // SAFETY: The signatures are those of the headers, and the table does not

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 pub use self::error::{Error, NcclError};
 use crate::cuda::{Buffer, Device, Stream};
-use crate::library::{Listener, OpenError, Places};
+use crate::library::{LibraryOpenError, Listener, Places};
 use functions::{Functions, ID_BYTES, Rank, RawId, Reduced};
 
 /// A loaded library, shared by its handles.
@@ -64,7 +64,7 @@ pub struct Part<'a> {
 
 impl Nccl {
     /// Opens the library. `listener` is called before every library call.
-    pub fn open(places: &Places, listener: Listener) -> Result<Self, OpenError> {
+    pub fn open(places: &Places, listener: Listener) -> Result<Self, LibraryOpenError> {
         Ok(Self {
             functions: Arc::new(Functions::open(places, listener)?),
         })

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use diagnosis::gpu::{Gpu, Inventory, MigDevice, Readings, UnreadableGpu, pci_address};
 use nvml_wrapper_sys::bindings::{self as sys, field_id as field, nvmlPlatformInfo_v2_t};
 
-pub use self::error::{NvmlError, OpenError};
+pub use self::error::{NvmlError, NvmlOpenError};
 pub use self::events::Events;
 use crate::library::{Listener, Places};
 use functions::{Device, Functions};
@@ -57,11 +57,11 @@ struct Named {
 
 impl Nvml {
     /// Opens and initialises the library. `listener` is called before every library call.
-    pub fn open(places: &Places, listener: Listener) -> Result<Self, OpenError> {
+    pub fn open(places: &Places, listener: Listener) -> Result<Self, NvmlOpenError> {
         let functions = Functions::open(places, listener)?;
         functions
             .nvmlInit_v2()
-            .map_err(|source| OpenError::NotUsable {
+            .map_err(|source| NvmlOpenError::NotUsable {
                 library: functions.found_at().to_owned(),
                 source,
             })?;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use diagnosis::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook};
 use fakes::{Behaviour, FakeIncident, Scenario};
-use gpuwarden_host::dcgm::{Dcgm, OpenError};
+use gpuwarden_host::dcgm::{Dcgm, DcgmOpenError};
 use gpuwarden_host::library::Places;
 
 /// DCGM with a scenario, in a directory of its own.
@@ -32,7 +32,7 @@ impl Machine {
     }
 }
 
-fn connect(directory: &Path, scenario: &Scenario) -> Result<Dcgm, OpenError> {
+fn connect(directory: &Path, scenario: &Scenario) -> Result<Dcgm, DcgmOpenError> {
     fakes::install(directory, scenario).unwrap();
     let places = Places {
         path: Some(directory.join(fakes::DCGM_LIBRARY)),

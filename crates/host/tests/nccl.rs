@@ -9,7 +9,7 @@ use std::thread;
 
 use fakes::{Behaviour, Scenario};
 use gpuwarden_host::cuda::{Buffer, Cuda, Device, Event, Stream};
-use gpuwarden_host::library::{OpenError, Places};
+use gpuwarden_host::library::{LibraryOpenError, Places};
 use gpuwarden_host::nccl::{Communicator, Error, Nccl, Part, Reduction, UniqueId};
 use testkit::Component;
 
@@ -100,11 +100,11 @@ fn at(path: PathBuf) -> Places {
     }
 }
 
-fn cuda(path: PathBuf) -> Result<Cuda, OpenError> {
+fn cuda(path: PathBuf) -> Result<Cuda, LibraryOpenError> {
     Cuda::open(&at(path), Box::new(|_, _| {}))
 }
 
-fn nccl(path: PathBuf) -> Result<Nccl, OpenError> {
+fn nccl(path: PathBuf) -> Result<Nccl, LibraryOpenError> {
     Nccl::open(&at(path), Box::new(|_, _| {}))
 }
 

@@ -14,7 +14,7 @@ use diagnosis::gpu::{
 };
 use fakes::{Behaviour, FakeEvent, FakeLink, FakePartition, Scenario};
 use gpuwarden_host::library::Places;
-use gpuwarden_host::nvml::{Nvml, OpenError};
+use gpuwarden_host::nvml::{Nvml, NvmlOpenError};
 use serde_json::{Value, json};
 
 /// NVML with a scenario, in a directory of its own.
@@ -45,7 +45,7 @@ impl Machine {
     }
 }
 
-fn open(directory: &Path, scenario: &Scenario) -> Result<Nvml, OpenError> {
+fn open(directory: &Path, scenario: &Scenario) -> Result<Nvml, NvmlOpenError> {
     let places = Places {
         path: Some(fakes::install(directory, scenario).unwrap()),
         driver_root: None,

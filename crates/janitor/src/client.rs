@@ -21,7 +21,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use crate::grpc;
-use crate::provider::{OpenError, Provider, Signal};
+use crate::provider::{Provider, ProviderOpenError, Signal};
 
 /// Timeout of a signal. NVSentinel's provider for Nebius takes four minutes.
 const SEND: Duration = Duration::from_secs(5 * 60);
@@ -40,19 +40,20 @@ pub struct Remote {
 impl Remote {
     /// Creates the client for a place; it connects when needed. Must be called within a tokio
     /// runtime.
-    pub fn open(place: &ProviderPlace) -> Result<Self, OpenError> {
+    pub fn open(place: &ProviderPlace) -> Result<Self, ProviderOpenError> {
         match place {
-            ProviderPlace::Generic | ProviderPlace::Redfish => {
-                Err(OpenError::Address(tcp_grpc::AddressError::Malformed {
-                    url: String::new(),
-                }))
-            }
+            ProviderPlace::Generic | ProviderPlace::Redfish => Err(ProviderOpenError::Address(
+                tcp_grpc::AddressError::Malformed { url: String::new() },
+            )),
             ProviderPlace::Open { host } => {
                 let (name, port) = host.rsplit_once(':').unwrap_or((host, ""));
                 let malformed = || tcp_grpc::AddressError::Malformed { url: host.clone() };
-                let port = port.parse().map_err(|_| OpenError::Address(malformed()))?;
+                let port = port
+                    .parse()
+                    .map_err(|_| ProviderOpenError::Address(malformed()))?;
                 let name = name.trim_start_matches('[').trim_end_matches(']');
-                let channel = tcp_grpc::open_channel(name, port).map_err(OpenError::Address)?;
+                let channel =
+                    tcp_grpc::open_channel(name, port).map_err(ProviderOpenError::Address)?;
                 Ok(Self {
                     channel,
                     token: None,
@@ -64,10 +65,10 @@ impl Remote {
                 token,
             } => {
                 let tls = ClientTls::load(authority.into(), None);
-                let tls = Arc::new(tls.map_err(OpenError::Certificates)?);
+                let tls = Arc::new(tls.map_err(ProviderOpenError::Certificates)?);
                 let channel = tcp_grpc::channel(&format!("https://{host}"), Some(tls));
                 Ok(Self {
-                    channel: channel.map_err(OpenError::Address)?,
+                    channel: channel.map_err(ProviderOpenError::Address)?,
                     token: Some(token.into()),
                 })
             }

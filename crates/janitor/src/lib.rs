@@ -28,7 +28,7 @@ pub mod server;
 mod validation;
 mod watches;
 
-pub use provider::{OpenError, Provider, Signal};
+pub use provider::{Provider, ProviderOpenError, Signal};
 pub use providers::Providers;
 pub use run::{Janitor, JanitorParts};
 pub use validation::{Validator, ValidatorParts};

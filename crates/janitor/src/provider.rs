@@ -58,7 +58,7 @@ impl Signal {
 
 /// Error of opening a provider. The text is the key of the configuration.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum ProviderOpenError {
     /// The address is malformed.
     #[error("cspProviderHost")]
     Address(#[source] AddressError),

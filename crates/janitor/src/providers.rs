@@ -8,7 +8,7 @@ use maintenance::janitor::{JanitorConfig, ProviderPlace};
 
 use crate::client::Remote;
 use crate::generic::Generic;
-use crate::provider::{OpenError, Provider};
+use crate::provider::{Provider, ProviderOpenError};
 use crate::redfish::Redfish;
 
 /// Open providers of a configuration. Cheap to clone.
@@ -24,7 +24,7 @@ impl Providers {
         config: &JanitorConfig,
         cluster: &Arc<Cluster>,
         namespace: &str,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, ProviderOpenError> {
         let mut providers: HashMap<ProviderPlace, Arc<dyn Provider>> = HashMap::new();
         let rules = config.actions().filter_map(|action| config.rules(action));
         let places = rules.map(|rules| &rules.provider);

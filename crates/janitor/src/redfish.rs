@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use self::bmc::Bmc;
 use crate::node::{boot_of, failure, is_ready, known_boot, node, nodes, unsent};
-use crate::provider::{OpenError, Provider, Signal};
+use crate::provider::{Provider, ProviderOpenError, Signal};
 
 /// Node annotation with the record of the last signal.
 const RECORD: &str = contract::keys::POWER_CYCLE;
@@ -38,7 +38,7 @@ pub struct Redfish {
 
 impl Redfish {
     /// Creates the provider. It connects to a BMC only when needed.
-    pub fn open(cluster: Arc<Cluster>, config: RedfishConfig) -> Result<Self, OpenError> {
+    pub fn open(cluster: Arc<Cluster>, config: RedfishConfig) -> Result<Self, ProviderOpenError> {
         let tls = match (config.insecure_skip_verify, config.authority.as_str()) {
             (true, _) => ClientTls::trusting_all(),
             // Without authorities, only plain-HTTP addresses work.
@@ -48,7 +48,7 @@ impl Redfish {
         Ok(Self {
             cluster,
             config,
-            tls: tls.map_err(OpenError::BmcCertificates)?,
+            tls: tls.map_err(ProviderOpenError::BmcCertificates)?,
         })
     }
 

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::{EventStore, Inspection, OpenError, StoreError};
+use crate::{EventStore, Inspection, StoreError, StoreOpenError};
 
 /// Outcome of opening a store.
 pub(crate) type Opening<'a> =
-    Pin<Box<dyn Future<Output = Result<Arc<dyn EventStore>, OpenError>> + Send + 'a>>;
+    Pin<Box<dyn Future<Output = Result<Arc<dyn EventStore>, StoreOpenError>> + Send + 'a>>;
 
 /// Functions of a backend that need no open store. Each takes the place from the URL.
 pub(crate) struct Backend {

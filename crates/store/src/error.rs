@@ -73,7 +73,7 @@ pub enum StoreError {
 /// Reason why a store cannot be opened, in the terms of its backend.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub struct OpenError(#[from] BoxError);
+pub struct StoreOpenError(#[from] BoxError);
 
 // === impl StoreError ===
 

@@ -31,7 +31,7 @@ pub mod sqlite;
 mod url;
 
 pub use directory_lock::{DirectoryError, DirectoryLock};
-pub use error::{BoxError, OpenError, StoreError};
+pub use error::{BoxError, StoreError, StoreOpenError};
 pub use event_store::{
     Appended, Checkpoint, Checkpoints, EventLog, EventQuery, EventStatus, EventStore, Identity,
     Journal, NewEvent, PodsEviction, Prune, Pruned, Stats, StatusPatch, Statuses, Upkeep,

@@ -85,7 +85,7 @@ pub struct SqliteStore {
 /// Reason why a directory's event store cannot be opened. The contents of the directory are
 /// unchanged: a damaged database is moved aside only if a usable one can take its place.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum SqliteOpenError {
     /// The directory cannot be locked.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
@@ -249,7 +249,7 @@ impl SqliteStore {
     /// damaged database is moved aside and replaced by an empty one.
     ///
     /// Blocks for a moment; needs no async runtime.
-    pub fn open(dir: &Path) -> Result<Self, OpenError> {
+    pub fn open(dir: &Path) -> Result<Self, SqliteOpenError> {
         let lock = DirectoryLock::acquire(dir)?;
         let path = dir.join(FILE);
         let Opened {
@@ -260,7 +260,7 @@ impl SqliteStore {
         tracing::debug!(path = %path.display(), %newest, store = %identity, "event store opened");
         let damage = Arc::new(Damage::new(path.clone()));
         let writer = Writer::start(connection, wal(&path), lock, newest, Arc::clone(&damage))
-            .map_err(OpenError::Thread)?;
+            .map_err(SqliteOpenError::Thread)?;
         Ok(Self {
             readers: Arc::new(Readers::new(path.clone())),
             aside: damaged::aside(&path),
@@ -274,9 +274,9 @@ impl SqliteStore {
     }
 }
 
-// === impl OpenError ===
+// === impl SqliteOpenError ===
 
-impl OpenError {
+impl SqliteOpenError {
     /// Returns true if the file is damaged, or not a database at all.
     fn is_damage(&self) -> bool {
         matches!(self, Self::Corrupt { .. } | Self::NotADatabase { .. })

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::backend::Backend;
-use crate::{EventStore, Inspection, OpenError, StoreError, sqlite};
+use crate::{EventStore, Inspection, StoreError, StoreOpenError, sqlite};
 
 /// Backends that a URL can name. A further backend is one more line.
 const BACKENDS: &[&Backend] = &[&sqlite::BACKEND];
@@ -63,7 +63,7 @@ impl StoreUrl {
 
     /// Opens the store, which is created if missing. An embedded store belongs to this process
     /// until it is [closed](crate::Upkeep::close).
-    pub async fn open(&self) -> Result<Arc<dyn EventStore>, OpenError> {
+    pub async fn open(&self) -> Result<Arc<dyn EventStore>, StoreOpenError> {
         (self.backend.open)(&self.place).await
     }
 

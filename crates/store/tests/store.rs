@@ -16,7 +16,7 @@ use std::{env, fs, io, process, thread, time};
 
 use gpuwarden_store::conformance::{event, event_without_time, read_feed};
 use gpuwarden_store::memory::MemoryStorage;
-use gpuwarden_store::sqlite::{self, OpenError, SqliteStore};
+use gpuwarden_store::sqlite::{self, SqliteOpenError, SqliteStore};
 use gpuwarden_store::{
     Checkpoint, Checkpoints, DirectoryError, EventLog, EventQuery, EventStore, NewEvent, Position,
     Prune, Upkeep, conformance_tests,
@@ -58,7 +58,7 @@ async fn one_process_owns_a_directory_that_is_private() {
     }
 
     let error = SqliteStore::open(&dir).unwrap_err();
-    let OpenError::Directory(DirectoryError::InUse { owner, .. }) = &error else {
+    let SqliteOpenError::Directory(DirectoryError::InUse { owner, .. }) = &error else {
         panic!("{error}")
     };
     assert_eq!(*owner, Some(process::id()));
@@ -86,7 +86,7 @@ fn a_directory_that_cannot_be_made_is_named() {
     let error = SqliteStore::open(&temp.path().join("file/data")).unwrap_err();
     assert!(matches!(
         error,
-        OpenError::Directory(DirectoryError::Create { .. })
+        SqliteOpenError::Directory(DirectoryError::Create { .. })
     ));
     assert!(error.to_string().contains("file/data"), "{error}");
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 
 use host::cuda::Cuda;
-use host::library::{Listener, OpenError, Places};
+use host::library::{LibraryOpenError, Listener, Places};
 use host::nccl::Nccl;
 use host::nvml::{self, Nvml};
 
@@ -78,8 +78,8 @@ fn answer(request: &Request, speaker: &Speaker) -> Result<FromWorker, Failure> {
 fn gpus(libraries: &Libraries, speaker: &Speaker) -> Result<Vec<SeenGpu>, Failure> {
     let places = libraries.places(libraries.nvml.as_ref());
     let nvml = Nvml::open(&places, speaker.listener()).map_err(|error| match error {
-        nvml::OpenError::Library(error) => Failure::Library(error.to_string()),
-        error @ nvml::OpenError::NotUsable { .. } => Failure::Nvml(error.to_string()),
+        nvml::NvmlOpenError::Library(error) => Failure::Library(error.to_string()),
+        error @ nvml::NvmlOpenError::NotUsable { .. } => Failure::Nvml(error.to_string()),
     })?;
     let inventory = nvml.inventory();
     let inventory = inventory.map_err(|error| Failure::Nvml(error.to_string()))?;
@@ -109,7 +109,7 @@ fn nccl(libraries: &Libraries, speaker: &Speaker) -> Result<Nccl, Failure> {
     Nccl::open(&places, speaker.listener()).map_err(|error| missing(&error))
 }
 
-fn missing(error: &OpenError) -> Failure {
+fn missing(error: &LibraryOpenError) -> Failure {
     Failure::Library(error.to_string())
 }
 

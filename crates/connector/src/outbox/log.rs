@@ -22,7 +22,9 @@ use store::{Appended, NewEvent};
 use super::cursor::Cursor;
 use super::record::RecordPlace;
 use super::segment::{self, Segment};
-use super::{Limits, OpenError, OutboxError, OutboxStatus, WaitingEvent, disk, record, refused};
+use super::{
+    Limits, OutboxError, OutboxOpenError, OutboxStatus, WaitingEvent, disk, record, refused,
+};
 
 /// Name of the cursor's file.
 const CURSOR: &str = "delivered";
@@ -84,8 +86,8 @@ struct Staged {
 
 impl Log {
     /// Opens `directory`, which is created if missing.
-    pub(super) fn open(directory: &Path, limits: Limits) -> Result<Self, OpenError> {
-        let failed = |source| OpenError::File {
+    pub(super) fn open(directory: &Path, limits: Limits) -> Result<Self, OutboxOpenError> {
+        let failed = |source| OutboxOpenError::File {
             path: directory.to_owned(),
             source,
         };
@@ -130,14 +132,18 @@ impl Log {
         Ok(log)
     }
 
-    fn load(&mut self, mut segment: Segment, aside: &HashSet<String>) -> Result<(), OpenError> {
+    fn load(
+        &mut self,
+        mut segment: Segment,
+        aside: &HashSet<String>,
+    ) -> Result<(), OutboxOpenError> {
         let read = segment.read();
-        let (bytes, contents) = read.map_err(|source| OpenError::File {
+        let (bytes, contents) = read.map_err(|source| OutboxOpenError::File {
             path: segment.path.clone(),
             source,
         })?;
         if let Some(found) = contents.newer {
-            return Err(OpenError::Newer {
+            return Err(OutboxOpenError::Newer {
                 path: segment.path,
                 found,
                 known: segment::VERSION,

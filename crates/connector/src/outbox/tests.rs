@@ -32,7 +32,7 @@ fn a_newer_form_and_a_second_owner_are_refused() {
     std::fs::write(file, [&magic[..], &checksum[..]].concat()).unwrap();
     let error = Log::open(&dir.path().join("outbox"), LIMITS).unwrap_err();
     assert!(
-        matches!(error, OpenError::Newer { found: 2, .. }),
+        matches!(error, OutboxOpenError::Newer { found: 2, .. }),
         "{error}"
     );
 }

@@ -12,10 +12,10 @@ pub(super) const FUNCTION_NOT_FOUND: i32 = -20;
 
 /// Error when DCGM is opened.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum DcgmOpenError {
     /// No library was found, or the file is another library.
     #[error(transparent)]
-    Library(#[from] library::OpenError),
+    Library(#[from] library::LibraryOpenError),
     /// The library failed to initialise.
     #[error("{} cannot be used: {source}", library.display())]
     NotUsable {

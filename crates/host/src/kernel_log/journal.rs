@@ -29,7 +29,7 @@ use tokio::time::timeout;
 
 use self::file::{FileError, Head, JournalFile};
 use self::track::Track;
-use super::{Cursor, Event, LINE_MAX, OpenError, Position, watch::Watch};
+use super::{Cursor, Event, KernelLogOpenError, LINE_MAX, Position, watch::Watch};
 use crate::boot::BootId;
 
 /// Directories of systemd's journal: a volatile one that is lost on reboot, and a persistent
@@ -62,7 +62,7 @@ pub(super) struct Journal {
 type FileKey = (u64, u64, u128);
 
 /// Succeeds if one of these directories holds a journal that this process may read.
-pub(super) fn probe(directories: &[&str]) -> Result<(), OpenError> {
+pub(super) fn probe(directories: &[&str]) -> Result<(), KernelLogOpenError> {
     let mut nothing = None;
     for directory in directories.iter().map(Path::new) {
         if let Err(error) = fs::read_dir(directory) {
@@ -88,11 +88,11 @@ pub(super) fn probe(directories: &[&str]) -> Result<(), OpenError> {
     nothing.map_or(Ok(()), Err)
 }
 
-fn open_error(path: &Path, source: io::Error) -> OpenError {
+fn open_error(path: &Path, source: io::Error) -> KernelLogOpenError {
     let path = path.to_owned();
     match source.kind() {
-        io::ErrorKind::PermissionDenied => OpenError::JournalPermission { path, source },
-        _ => OpenError::NoJournal { path, source },
+        io::ErrorKind::PermissionDenied => KernelLogOpenError::JournalPermission { path, source },
+        _ => KernelLogOpenError::NoJournal { path, source },
     }
 }
 
@@ -103,8 +103,8 @@ impl Journal {
     pub(super) fn open(
         directory: Option<&Path>,
         resume: Option<&Position>,
-    ) -> Result<Self, OpenError> {
-        let boot_id = BootId::current().map_err(|source| OpenError::Io {
+    ) -> Result<Self, KernelLogOpenError> {
+        let boot_id = BootId::current().map_err(|source| KernelLogOpenError::Io {
             input: "the boot id".to_owned(),
             source,
         })?;
@@ -119,7 +119,7 @@ impl Journal {
         directories: Vec<PathBuf>,
         boot_id: BootId,
         resume: Option<&Position>,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, KernelLogOpenError> {
         let mut first_error = None;
         let mut readable = false;
         for directory in &directories {
@@ -155,7 +155,7 @@ impl Journal {
         };
         let refused = journal.look_for_files();
         if let (true, Some((path, source))) = (journal.known.is_empty(), refused) {
-            return Err(OpenError::JournalPermission { path, source });
+            return Err(KernelLogOpenError::JournalPermission { path, source });
         }
         if let Some(cursor) = position
             && !journal

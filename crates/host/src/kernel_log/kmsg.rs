@@ -19,7 +19,9 @@ use rustix::{
 };
 use tokio::io::unix::AsyncFd;
 
-use super::{Event, KMSG, OpenError, Position, Record, record::parse_kmsg, write::devkmsg_is_off};
+use super::{
+    Event, KMSG, KernelLogOpenError, Position, Record, record::parse_kmsg, write::devkmsg_is_off,
+};
 use crate::{
     boot::{BootClock, BootId},
     readiness,
@@ -79,8 +81,8 @@ type Loss = Option<u64>;
 // === impl Kmsg ===
 
 impl Kmsg {
-    pub(super) fn open(resume: Option<&Position>) -> Result<Self, OpenError> {
-        let failed = |input: &str, source| OpenError::Io {
+    pub(super) fn open(resume: Option<&Position>) -> Result<Self, KernelLogOpenError> {
+        let failed = |input: &str, source| KernelLogOpenError::Io {
             input: input.to_owned(),
             source,
         };
@@ -127,7 +129,7 @@ impl Kmsg {
 
 /// Succeeds if this process can open and read the device: in some sandboxes, opening works and
 /// reading does not.
-pub(super) fn probe() -> Result<(), OpenError> {
+pub(super) fn probe() -> Result<(), KernelLogOpenError> {
     let fd = open_device()?;
     let mut buffer = vec![0; RECORD_SIZE_MAX];
     match rustix::io::read(&fd, buffer.as_mut_slice()) {
@@ -137,11 +139,11 @@ pub(super) fn probe() -> Result<(), OpenError> {
     }
 }
 
-fn open_device() -> Result<OwnedFd, OpenError> {
+fn open_device() -> Result<OwnedFd, KernelLogOpenError> {
     let metadata = fs::metadata(KMSG).map_err(open_error)?;
     if !metadata.file_type().is_char_device() || device_number(&metadata) != KMSG_NUMBER {
         let other = io::Error::other("another file has this name");
-        return Err(OpenError::NoKmsg(other));
+        return Err(KernelLogOpenError::NoKmsg(other));
     }
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     rustix::fs::open(KMSG, flags, Mode::empty()).map_err(|errno| open_error(errno.into()))
@@ -154,12 +156,12 @@ fn device_number(metadata: &fs::Metadata) -> (u32, u32) {
     )
 }
 
-fn open_error(source: io::Error) -> OpenError {
+fn open_error(source: io::Error) -> KernelLogOpenError {
     match source.kind() {
-        io::ErrorKind::NotFound => OpenError::NoKmsg(source),
-        io::ErrorKind::PermissionDenied if devkmsg_is_off() => OpenError::KmsgOff,
-        io::ErrorKind::PermissionDenied => OpenError::KmsgPermission(source),
-        _ => OpenError::Io {
+        io::ErrorKind::NotFound => KernelLogOpenError::NoKmsg(source),
+        io::ErrorKind::PermissionDenied if devkmsg_is_off() => KernelLogOpenError::KmsgOff,
+        io::ErrorKind::PermissionDenied => KernelLogOpenError::KmsgPermission(source),
+        _ => KernelLogOpenError::Io {
             input: KMSG.to_owned(),
             source,
         },
@@ -508,15 +510,15 @@ mod tests {
         let error = |kind: io::ErrorKind| open_error(kind.into());
         assert!(matches!(
             error(io::ErrorKind::NotFound),
-            OpenError::NoKmsg(_)
+            KernelLogOpenError::NoKmsg(_)
         ));
         assert!(matches!(
             error(io::ErrorKind::PermissionDenied),
-            OpenError::KmsgPermission(_) | OpenError::KmsgOff,
+            KernelLogOpenError::KmsgPermission(_) | KernelLogOpenError::KmsgOff,
         ));
         assert!(matches!(
             error(io::ErrorKind::OutOfMemory),
-            OpenError::Io { .. }
+            KernelLogOpenError::Io { .. }
         ));
     }
 }

@@ -22,7 +22,7 @@ use rustix::{
 use tokio::io::unix::AsyncFd;
 
 use super::{
-    Event, OpenError, Position, Record,
+    Event, KernelLogOpenError, Position, Record,
     file_id::directory_of,
     follow::{Follow, ReadStep, StartingPlace, hash, open_file},
     line::{LineParser, unwrapped},
@@ -70,11 +70,14 @@ struct Output {
 
 impl Lines {
     /// Follows a file by name; a pipe or terminal of that name is read to its end.
-    pub(super) fn follow(path: &Path, resume: Option<&Position>) -> Result<Self, OpenError> {
+    pub(super) fn follow(
+        path: &Path,
+        resume: Option<&Position>,
+    ) -> Result<Self, KernelLogOpenError> {
         let failed = |source| path_error(path, source);
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => {
-                return Err(OpenError::Directory {
+                return Err(KernelLogOpenError::Directory {
                     path: path.to_owned(),
                 });
             }
@@ -95,12 +98,12 @@ impl Lines {
     }
 
     /// Reads a file once, from its start to its end.
-    pub(super) fn read_once(path: &Path) -> Result<Self, OpenError> {
+    pub(super) fn read_once(path: &Path) -> Result<Self, KernelLogOpenError> {
         let failed = |source| path_error(path, source);
         let file = open_file(path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
         if metadata.is_dir() {
-            return Err(OpenError::Directory {
+            return Err(KernelLogOpenError::Directory {
                 path: path.to_owned(),
             });
         }
@@ -108,13 +111,13 @@ impl Lines {
     }
 
     /// Reads standard input to its end.
-    pub(super) fn stdin() -> Result<Self, OpenError> {
+    pub(super) fn stdin() -> Result<Self, KernelLogOpenError> {
         // A duplicate: the process's descriptor stays open, and its mode unchanged.
         io::stdin()
             .as_fd()
             .try_clone_to_owned()
             .and_then(|fd| Self::to_the_end(fd.into()))
-            .map_err(|source| OpenError::Io {
+            .map_err(|source| KernelLogOpenError::Io {
                 input: "standard input".to_owned(),
                 source,
             })
@@ -260,12 +263,12 @@ impl Lines {
     }
 }
 
-fn path_error(path: &Path, source: io::Error) -> OpenError {
+fn path_error(path: &Path, source: io::Error) -> KernelLogOpenError {
     let path = path.to_owned();
     match source.kind() {
-        io::ErrorKind::NotFound => OpenError::NotFound { path, source },
-        io::ErrorKind::PermissionDenied => OpenError::Permission { path, source },
-        _ => OpenError::Io {
+        io::ErrorKind::NotFound => KernelLogOpenError::NotFound { path, source },
+        io::ErrorKind::PermissionDenied => KernelLogOpenError::Permission { path, source },
+        _ => KernelLogOpenError::Io {
             input: path.display().to_string(),
             source,
         },

@@ -47,10 +47,10 @@ const NAMES: [&str; 31] = [
 
 /// Error when NVML is opened.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum NvmlOpenError {
     /// No library was found, or the file is another library.
     #[error(transparent)]
-    Library(#[from] library::OpenError),
+    Library(#[from] library::LibraryOpenError),
     /// The library failed to initialise, for example without a driver.
     #[error("{} cannot be used: {source}", library.display())]
     NotUsable {

@@ -15,7 +15,7 @@ use model::position::Position;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 
-use super::{OpenError, identity, newest, schema};
+use super::{SqliteOpenError, identity, newest, schema};
 use crate::{Identity, directory_lock};
 
 /// Number of damaged databases kept for inspection, the newest ones. Each may be as large as
@@ -45,7 +45,7 @@ pub(super) struct Damage {
 }
 
 /// Opens the database; a damaged one is moved aside first. The caller holds the directory lock.
-pub(super) fn open(database: &Path) -> Result<Opened, OpenError> {
+pub(super) fn open(database: &Path) -> Result<Opened, SqliteOpenError> {
     let note = with_ending(database, DAMAGED);
     let noted = fs::read_to_string(&note).ok();
     // The note does not apply to a file that replaced the damaged one, such as a backup.
@@ -65,7 +65,7 @@ pub(super) fn open(database: &Path) -> Result<Opened, OpenError> {
             }
         },
     };
-    let failed = |source| OpenError::File {
+    let failed = |source| SqliteOpenError::File {
         path: database.into(),
         source,
     };
@@ -103,7 +103,7 @@ pub(super) fn aside(database: &Path) -> Vec<PathBuf> {
 }
 
 /// Opens the database, and reads the values that opening needs.
-fn open_and_read(database: &Path) -> Result<Opened, OpenError> {
+fn open_and_read(database: &Path) -> Result<Opened, SqliteOpenError> {
     let connection = schema::open(database)?;
     let newest = newest(&connection);
     let read = newest.and_then(|newest| Ok((newest, identity::read(&connection)?)));

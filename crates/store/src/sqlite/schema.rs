@@ -9,7 +9,7 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
-use super::OpenError;
+use super::SqliteOpenError;
 use crate::directory_lock::{NO_LINK, sync_entry};
 
 /// Steps to the newest schema. `PRAGMA user_version` is the number of steps taken. A released
@@ -107,7 +107,7 @@ const STATEMENTS: usize = 32;
 /// The caller holds the directory lock.
 ///
 /// A file that is damaged, newer or of another program is left unchanged.
-pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
+pub(super) fn open(path: &Path) -> Result<Connection, SqliteOpenError> {
     check_file(path)?;
     let failed = |source| failure(path, source);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -130,7 +130,7 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
         .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))
         .map_err(failed)?;
     if mode != "wal" {
-        return Err(OpenError::NoWal {
+        return Err(SqliteOpenError::NoWal {
             path: path.into(),
             mode,
         });
@@ -172,7 +172,7 @@ fn migrate(connection: &mut Connection, steps: &[&str]) -> rusqlite::Result<()> 
 }
 
 /// Returns the schema version of a database that may be opened. Only reads.
-fn check(connection: &Connection, path: &Path, known: usize) -> Result<i64, OpenError> {
+fn check(connection: &Connection, path: &Path, known: usize) -> Result<i64, SqliteOpenError> {
     let failed = |source| failure(path, source);
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let version = pragma("user_version").map_err(failed)?;
@@ -182,10 +182,10 @@ fn check(connection: &Connection, path: &Path, known: usize) -> Result<i64, Open
         .map_err(failed)?;
     let fresh = version == 0 && application == 0 && tables == 0;
     if !fresh && application != i64::from(APPLICATION_ID) {
-        return Err(OpenError::Foreign { path: path.into() });
+        return Err(SqliteOpenError::Foreign { path: path.into() });
     }
     if usize::try_from(version).map_or(true, |version| version > known) {
-        return Err(OpenError::Newer {
+        return Err(SqliteOpenError::Newer {
             path: path.into(),
             found: version,
             known,
@@ -198,8 +198,8 @@ fn check(connection: &Connection, path: &Path, known: usize) -> Result<i64, Open
 ///
 /// Closing any descriptor of a file drops all locks that the process has on it, so this must
 /// not happen while `SQLite` has the file open; the directory lock ensures that.
-fn check_file(path: &Path) -> Result<(), OpenError> {
-    let failed = |source: io::Error| OpenError::File {
+fn check_file(path: &Path) -> Result<(), SqliteOpenError> {
+    let failed = |source: io::Error| SqliteOpenError::File {
         path: path.into(),
         source,
     };
@@ -221,7 +221,7 @@ fn check_file(path: &Path) -> Result<(), OpenError> {
         return sync_entry(path).map_err(failed);
     }
     if start != MAGIC {
-        return Err(OpenError::NotADatabase { path: path.into() });
+        return Err(SqliteOpenError::NotADatabase { path: path.into() });
     }
     Ok(())
 }
@@ -237,15 +237,15 @@ fn configure(connection: &Connection, cache_kib: i32) -> rusqlite::Result<()> {
 
 /// Classifies an error met while opening. The statements of this program are valid: if one does
 /// not fit (`SQLITE_ERROR`, a value of another type), the tables were changed.
-pub(super) fn failure(path: &Path, source: rusqlite::Error) -> OpenError {
+pub(super) fn failure(path: &Path, source: rusqlite::Error) -> SqliteOpenError {
     match source.sqlite_error_code() {
         None | Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase | ErrorCode::Unknown) => {
-            OpenError::Corrupt {
+            SqliteOpenError::Corrupt {
                 path: path.into(),
                 source,
             }
         }
-        _ => OpenError::Sqlite {
+        _ => SqliteOpenError::Sqlite {
             path: path.into(),
             source,
         },

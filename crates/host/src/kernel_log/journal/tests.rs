@@ -38,7 +38,7 @@ impl Bench {
         self.try_open(resume).unwrap()
     }
 
-    fn try_open(&self, resume: Option<&Position>) -> Result<Journal, OpenError> {
+    fn try_open(&self, resume: Option<&Position>) -> Result<Journal, KernelLogOpenError> {
         let directories = vec![self.dir.path().join("absent"), self.dir.path().to_owned()];
         Journal::new(directories, BootId::from_bytes(BOOT), resume)
     }
@@ -381,7 +381,7 @@ async fn a_new_entry_wakes() {
 async fn without_a_journal_it_is_said_what_to_do() {
     let directories = vec![PathBuf::from("/nowhere/run"), PathBuf::from("/nowhere/var")];
     let error = Journal::new(directories, BootId::from_bytes(BOOT), None).unwrap_err();
-    assert!(matches!(&error, OpenError::NoJournal { path, .. } if path.ends_with("run")));
+    assert!(matches!(&error, KernelLogOpenError::NoJournal { path, .. } if path.ends_with("run")));
     assert!(error.to_string().contains("/nowhere/run"), "{error}");
     let advice = error.advice().unwrap();
     assert!(advice.contains("kmsg"), "{advice}");

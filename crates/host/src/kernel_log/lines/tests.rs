@@ -500,19 +500,21 @@ async fn what_cannot_be_opened() {
     let directory = log.directory.path();
     assert!(matches!(
         Lines::follow(directory, None),
-        Err(OpenError::Directory { .. })
+        Err(KernelLogOpenError::Directory { .. })
     ));
     assert!(matches!(
         Lines::read_once(directory),
-        Err(OpenError::Directory { .. })
+        Err(KernelLogOpenError::Directory { .. })
     ));
     assert!(matches!(
         Lines::read_once(&log.path()),
-        Err(OpenError::NotFound { .. })
+        Err(KernelLogOpenError::NotFound { .. })
     ));
     let in_no_directory = directory.join("missing").join("kern.log");
     match Lines::follow(&in_no_directory, None) {
-        Err(OpenError::NotFound { path, .. }) => assert_eq!(path, directory.join("missing")),
+        Err(KernelLogOpenError::NotFound { path, .. }) => {
+            assert_eq!(path, directory.join("missing"))
+        }
         other => panic!("{other:?}"),
     }
     let below_a_file = Log::with("x").path().join("kern.log");
