@@ -2,7 +2,7 @@
 
 use contract::{HealthEvents, json};
 use jiff::{SignedDuration, Timestamp};
-use model::event::{self, Record};
+use model::event::{self, EventRecord};
 use model::fault::{Change, FaultBook, Ignored, MAX_OPEN_FAULTS_PER_NODE};
 use prost::Message as _;
 
@@ -38,7 +38,7 @@ pub fn run(request: &[u8]) {
         );
         assert!(json::rule::to_value(&event).is_object());
 
-        let record = Record {
+        let record = EventRecord {
             seq: seq.into(),
             id: event.id.clone(),
             created_at: received_at,

@@ -16,7 +16,7 @@ use contract::keys;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::{KernelLogDecoder, Machine};
 use host::boot::Boot;
-use host::kernel_log::{Event, KernelLogOpenError, Position, Record, Source, Spec};
+use host::kernel_log::{Event, KernelLogOpenError, KernelLogRecord, Position, Source, Spec};
 use jiff::{SignedDuration, Timestamp};
 use model::event::mark_accepted;
 use runtime::logging::{Seldom, chain};
@@ -386,7 +386,7 @@ impl KernelLogMonitor {
         }
     }
 
-    fn process_record(&mut self, record: &Record, now: Timestamp) {
+    fn process_record(&mut self, record: &KernelLogRecord, now: Timestamp) {
         let rebooted = self.reporter.rebooted();
         if rebooted.is_some_and(|boot| is_of(boot, record)) {
             self.reporter.boot_has_begun();
@@ -428,7 +428,7 @@ impl KernelLogMonitor {
     }
 
     /// Returns the place of a record in its file or journal; `None` for the kernel's own log.
-    fn place(&mut self, record: &Record) -> Option<String> {
+    fn place(&mut self, record: &KernelLogRecord) -> Option<String> {
         let place = record.place.as_ref()?;
         let (dev, ino, offset) = match place {
             Position::Kmsg { .. } => return None,
@@ -465,7 +465,7 @@ impl KernelLogMonitor {
 }
 
 /// Returns true if a record was written in this boot, by its boot id, or else by its time.
-fn is_of(boot: Boot, record: &Record) -> bool {
+fn is_of(boot: Boot, record: &KernelLogRecord) -> bool {
     record.boot_id.map_or_else(
         || record.wall.is_some_and(|wall| wall >= boot.at),
         |id| id == boot.id,

@@ -12,7 +12,7 @@ use crate::transform::dedup::{Batch, Deduplicator, Original, Treatment};
 use crate::transform::overrides::Overrides;
 use contract::HealthEvent;
 use jiff::Timestamp;
-use model::event::Record;
+use model::event::EventRecord;
 use model::node::NodeView;
 use runtime::metrics::Metrics;
 use store::{Appended, EventQuery, EventStore, NewEvent, Position, StoreError};
@@ -112,7 +112,7 @@ impl Pipeline {
         else {
             return Ok(());
         };
-        let mut records: Vec<Record> = Vec::new();
+        let mut records: Vec<EventRecord> = Vec::new();
         loop {
             let query = EventQuery {
                 before: records.last().map(|record| record.seq),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub use fleet::view::PolicyView;
 use fleet::view::{FleetView, NodeStatus};
 use jiff::Timestamp;
-use model::event::Record;
+use model::event::EventRecord;
 use model::journal::EntryKind;
 pub use model::mode::Mode;
 use model::position::Position;
@@ -340,7 +340,7 @@ pub struct ErrorBody {
 
 impl EventView {
     /// Combines an event with its status in the store.
-    pub fn of(record: &Record, status: Option<store::EventStatus>) -> Self {
+    pub fn of(record: &EventRecord, status: Option<store::EventStatus>) -> Self {
         let status = status.unwrap_or_default();
         Self {
             seq: record.seq,

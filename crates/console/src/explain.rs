@@ -11,9 +11,9 @@ use contract::{HealthEvent, effective_action_name, json, keys};
 use diagnosis::catalog::{Catalog, Xid};
 use fleet::view::NodeStatus;
 use jiff::Timestamp;
-use model::event::{Record, is_notice};
+use model::event::{EventRecord, is_notice};
 use model::fault::{Change, FaultBook, Ignored, Subject};
-use model::journal::Entry;
+use model::journal::JournalEntry;
 use model::position::Position;
 use model::reporter::Reporter;
 use serde_json::{Value, json};
@@ -29,11 +29,11 @@ pub struct Material<'a> {
     /// Data directory of the server; `None` if commands find it by default.
     pub data_dir: Option<&'a str>,
     /// Events of the node, in any order.
-    pub records: &'a [Record],
+    pub records: &'a [EventRecord],
     /// True if `records` are all events of the node, not only the newest.
     pub complete: bool,
     /// Journal of the node, in the order of writing.
-    pub journal: &'a [Entry],
+    pub journal: &'a [JournalEntry],
     /// State of the node; `None` if it has neither an open fault nor a session.
     pub status: Option<&'a NodeStatus>,
 }
@@ -49,7 +49,7 @@ pub fn explain(material: &Material<'_>) -> Explain {
         journal,
         status,
     } = *material;
-    let mut records: Vec<&Record> = records.iter().collect();
+    let mut records: Vec<&EventRecord> = records.iter().collect();
     records.sort_by_key(|record| record.seq);
     records.dedup_by_key(|record| record.seq);
 
@@ -99,7 +99,7 @@ pub(crate) fn catalogue_row(check: &str, code: &str) -> Option<&'static Xid> {
     Catalog::builtin().xid(number.parse().ok()?)
 }
 
-fn event_entries(record: &Record, changes: &[Change], complete: bool) -> Vec<TimelineEntry> {
+fn event_entries(record: &EventRecord, changes: &[Change], complete: bool) -> Vec<TimelineEntry> {
     let event = &record.event;
     let generated = event.generated_timestamp.and_then(json::timestamp);
     // A sender's clock may be ahead of ours, but the line preceded its acceptance.
@@ -322,7 +322,7 @@ fn effect(change: &Change, is_notice: bool, complete: bool) -> String {
     }
 }
 
-fn journal_entry(entry: &Entry) -> TimelineEntry {
+fn journal_entry(entry: &JournalEntry) -> TimelineEntry {
     TimelineEntry {
         at: entry.at,
         kind: TimelineKind::Journal(entry.kind),

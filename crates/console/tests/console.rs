@@ -20,7 +20,7 @@ use fleet::view::{ClusterView, FleetView};
 use gpuwarden_console::api::{ErrorBody, EventView, Explain, StatusView, TimelineKind};
 use gpuwarden_console::{MAX_FOLLOWERS, MAX_SUBSCRIBERS};
 use jiff::{SignedDuration, Timestamp};
-use model::journal::{Entry, EntryKind};
+use model::journal::{EntryKind, JournalEntry};
 use runtime::sources::{STUCK_AFTER, SourceState};
 use serde_json::Value;
 use server::{ENOUGH, Server, xid};
@@ -422,7 +422,7 @@ async fn explain_tells_the_story_of_a_node() {
     server
         .take(vec![xid(node, "79", HOSTILE, Timestamp::now())])
         .await;
-    let entry = Entry {
+    let entry = JournalEntry {
         at: Timestamp::now() + SignedDuration::from_millis(1),
         node: node.into(),
         session: Some("s1".into()),

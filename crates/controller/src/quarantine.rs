@@ -29,7 +29,7 @@ use fleet::status::StatusUpdate;
 use fleet::view::{ClusterView, FleetView};
 use fleet::{Fleet, FleetInput, Settings};
 use jiff::{SignedDuration, Timestamp};
-use model::journal::Entry;
+use model::journal::JournalEntry;
 use model::mode::Mode;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -482,7 +482,7 @@ impl Quarantine {
     }
 
     /// Queues a journal entry, without waiting for the disk.
-    fn put_entry(&mut self, entry: Entry) {
+    fn put_entry(&mut self, entry: JournalEntry) {
         if !self.journal.put(entry) {
             self.metrics.error("journal_full");
         }

@@ -140,7 +140,7 @@ impl Retention {
 mod tests {
     use contract::HealthEvent;
     use fleet::view::{FaultView, NodeState, NodeStatus};
-    use model::event::{Record, normalise};
+    use model::event::{EventRecord, normalise};
     use model::fault::FaultBook;
     use store::sqlite::SqliteStore;
     use store::{EventLog as _, EventQuery, NewEvent};
@@ -200,7 +200,7 @@ mod tests {
         ];
         store.append(events.clone()).await.unwrap();
         let mut book = FaultBook::default();
-        book.record(&Record {
+        book.record(&EventRecord {
             seq: 1.into(),
             id: events[0].event.id.clone(),
             created_at: at(1),

@@ -22,7 +22,7 @@ use contract::device::{Condition, ConditionStatus, Gpu, GpuSpec, GpuStatus, Watc
 use jiff::Timestamp;
 
 use history::History;
-use record::{Record, Registration, SourceCondition};
+use record::{GpuRecord, Registration, SourceCondition};
 
 pub use history::{Change, Forgotten};
 pub use limits::{
@@ -151,7 +151,7 @@ pub struct Board {
     epoch: String,
     version: u64,
     /// GPUs by name in lower case.
-    gpus: BTreeMap<String, Record>,
+    gpus: BTreeMap<String, GpuRecord>,
     /// Providers that have a GPU registered, by name.
     providers: BTreeMap<String, Provider>,
     /// Provider that owns each type of condition, by type in lower case, so that types cannot
@@ -246,7 +246,7 @@ impl Board {
 
     /// Returns all GPUs, sorted by name.
     pub fn gpus(&self) -> impl Iterator<Item = &Arc<Gpu>> {
-        self.gpus.values().map(Record::shown)
+        self.gpus.values().map(GpuRecord::shown)
     }
 
     /// Returns the number of GPUs that the driver shows beyond the limit.
@@ -310,7 +310,7 @@ impl Board {
             Entry::Occupied(entry) => (entry.into_mut(), false),
             Entry::Vacant(entry) => {
                 room?;
-                (entry.insert(Record::new(name.to_owned(), spec)), true)
+                (entry.insert(GpuRecord::new(name.to_owned(), spec)), true)
             }
         };
         let registration = record.registration(&provider.id, Some(now));

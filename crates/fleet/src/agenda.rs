@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
-use model::journal::{Entry, EntryKind};
+use model::journal::{EntryKind, JournalEntry};
 use model::position::Position;
 use model::wakes::Wakes;
 
@@ -74,7 +74,7 @@ impl Agenda {
         note: JournalNote,
         level: Option<Level>,
     ) {
-        let entry = Entry {
+        let entry = JournalEntry {
             at: now,
             node: node.to_owned(),
             session: session.map(str::to_owned),

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
-use model::event::{MAX_EVENTS, Record, content_fingerprint, normalise};
+use model::event::{EventRecord, MAX_EVENTS, content_fingerprint, normalise};
 use model::journal::EntryKind;
 use model::ownership::{Maker, Ownership};
 
@@ -143,7 +143,7 @@ impl Look<'_> {
 
     /// Appends events of a node: those that it lists and the store does not have, and those that
     /// the store has from before another store was acted on.
-    fn take_over(&mut self, mut unknown: Vec<HealthEvent>, history: Vec<Record>) {
+    fn take_over(&mut self, mut unknown: Vec<HealthEvent>, history: Vec<EventRecord>) {
         let now = self.state.now;
         let count = unknown.len() + history.len();
         let again = history.into_iter().take(MAX_EVENTS); // The rest follows at the next look.

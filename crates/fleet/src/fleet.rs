@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use model::event::Record;
+use model::event::EventRecord;
 use model::fault::{Change, Fault, FaultBook};
 use model::journal::EntryKind;
 use model::mode::Mode;
@@ -85,7 +85,7 @@ impl Fleet {
     }
 
     /// Records an event. Returns what it changed in the fault book.
-    pub fn record(&mut self, record: &Record, now: Timestamp) -> Vec<Change> {
+    pub fn record(&mut self, record: &EventRecord, now: Timestamp) -> Vec<Change> {
         self.set_time(now);
         // Only a fleet that acts writes statuses; another would never clear what is kept for
         // them.

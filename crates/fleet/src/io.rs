@@ -8,9 +8,9 @@ use contract::HealthEvent;
 use jiff::{SignedDuration, Timestamp};
 use model::attempt::{Attempt, Outcome, ResourceKind};
 use model::device::Rule;
-use model::event::Record;
+use model::event::EventRecord;
 use model::fault::Rereading;
-use model::journal::Entry;
+use model::journal::JournalEntry;
 use model::node::NodeView;
 use model::position::Position;
 use policy::Policy;
@@ -135,7 +135,7 @@ pub enum EventInStore {
     /// The event counts as current.
     Current,
     /// The event dates from before another store was acted on.
-    History(Box<Record>),
+    History(Box<EventRecord>),
     /// The store does not have the event.
     Missing,
 }
@@ -223,7 +223,7 @@ pub enum Effect {
         purpose: Purpose,
     },
     /// Write an entry into the journal; with a level, log it too.
-    Journal(Entry, Option<Level>),
+    Journal(JournalEntry, Option<Level>),
     /// Write status updates into the records of events.
     Status(StatusUpdate),
     /// Log a line for people.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use contract::{Entity, HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
 use model::device::Rule;
-use model::event::{Record, normalise};
+use model::event::{EventRecord, normalise};
 use model::mode::Mode;
 use model::node::{NodeTaint, NodeView, Taint};
 use model::position::Position;
@@ -40,7 +40,7 @@ pub(crate) struct World {
     pub(crate) fleet: Fleet,
     pub(crate) settings: Settings,
     policy: Arc<Policy>,
-    pub(crate) stored: Vec<Record>,
+    pub(crate) stored: Vec<EventRecord>,
     /// Current rules that taint devices.
     pub(crate) rules: BTreeMap<String, Rule>,
     /// True while changes of rules are lost, as when a process ends.
@@ -254,7 +254,7 @@ impl World {
         if event.id.is_empty() {
             normalise(&mut event, created_at);
         }
-        let record = Record {
+        let record = EventRecord {
             seq: seq.into(),
             id: event.id.clone(),
             created_at,

@@ -30,7 +30,7 @@ pub use self::{
     line::{LineParser, parse_line, unwrapped},
     line_buffer::LINE_MAX,
     position::{Cursor, InvalidPosition, Position},
-    record::{Malformed, Record, RecordRef, parse_kmsg},
+    record::{KernelLogRecord, Malformed, RecordRef, parse_kmsg},
     write::{KMSG_TEXT_MAX, WriteError, write_kmsg},
 };
 
@@ -64,7 +64,7 @@ pub enum Spec {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A record was logged.
-    Record(Record),
+    Record(KernelLogRecord),
     /// Records were logged that will never be delivered.
     Lost {
         /// Number of missing records; 0 if unknown.

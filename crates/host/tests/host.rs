@@ -15,7 +15,7 @@ use std::{
 use gpuwarden_host::{
     boot::BootId,
     kernel_log::{
-        Event, KMSG_TEXT_MAX, Position, Record, Source, Spec, WriteError, open, write_kmsg,
+        Event, KMSG_TEXT_MAX, KernelLogRecord, Position, Source, Spec, WriteError, open, write_kmsg,
     },
 };
 use jiff::{SignedDuration, Timestamp};
@@ -82,7 +82,7 @@ impl KernelLog {
 
     /// Returns the text after the token in a record of this test; `None` for the first record,
     /// which only checked that the log can be written.
-    fn own<'a>(&self, record: &'a Record) -> Option<&'a str> {
+    fn own<'a>(&self, record: &'a KernelLogRecord) -> Option<&'a str> {
         record.text.strip_prefix(&self.token)?.strip_prefix(": ")
     }
 }
@@ -116,7 +116,7 @@ async fn catch_up(source: &mut Source) -> Vec<Event> {
     read_until(source, |events| events.contains(&Event::CaughtUp)).await
 }
 
-fn records(events: &[Event]) -> impl Iterator<Item = &Record> {
+fn records(events: &[Event]) -> impl Iterator<Item = &KernelLogRecord> {
     events.iter().filter_map(|event| match event {
         Event::Record(record) => Some(record),
         _ => None,
@@ -476,7 +476,7 @@ async fn what_systemd_writes_is_read_as_it_comes() {
     for line in &lines {
         write_kmsg(INFO, line).unwrap();
     }
-    let mut found: Vec<Record> = Vec::new();
+    let mut found: Vec<KernelLogRecord> = Vec::new();
     let mut events = Vec::new();
     within(async {
         while found.len() < lines.len() {

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use cluster::{ApiError, Cluster};
 use jiff::{SignedDuration, Timestamp};
 use maintenance::janitor::redfish::{
-    Log, Machine, Record, RedfishConfig, SYSTEMS, Verdict, entries_of, log_of, members_of,
+    Log, Machine, PowerCycleRecord, RedfishConfig, SYSTEMS, Verdict, entries_of, log_of, members_of,
 };
 use maintenance::janitor::{Action, Class, Failure, Found};
 use runtime::tls::ClientTls;
@@ -53,7 +53,11 @@ impl Redfish {
     }
 
     /// Writes the record of a signal to an unchanged node, or removes it.
-    async fn record(&self, node: &Value, record: Option<&Record>) -> Result<Value, ApiError> {
+    async fn record(
+        &self,
+        node: &Value,
+        record: Option<&PowerCycleRecord>,
+    ) -> Result<Value, ApiError> {
         let record = record.and_then(|record| serde_json::to_string(record).ok());
         let metadata = &node["metadata"];
         let change = json!({"metadata": {
@@ -128,7 +132,7 @@ impl Redfish {
     }
 
     /// Determines from the record and the machine whether a signal was carried out.
-    async fn found(&self, node: &Value, record: &Record) -> Result<Found, Failure> {
+    async fn found(&self, node: &Value, record: &PowerCycleRecord) -> Result<Found, Failure> {
         let sent = Found::Sent(record.boot_id.clone());
         if record.booted(boot_of(node)) {
             return Ok(sent);
@@ -156,7 +160,7 @@ impl Redfish {
         let machine = self.machine(&bmc).await?;
         let reset_type = machine.reset_type().map_err(unusable)?;
         let log = self.log(&bmc, &machine).await;
-        let record = Record {
+        let record = PowerCycleRecord {
             operation: signal.operation.clone(),
             boot_id: boot_id.clone(),
             last_reset: machine.last_reset.clone(),
@@ -234,9 +238,9 @@ impl Provider for Redfish {
     }
 }
 
-fn record_of(node: &Value, signal: &Signal) -> Option<Record> {
+fn record_of(node: &Value, signal: &Signal) -> Option<PowerCycleRecord> {
     let annotations = &node["metadata"]["annotations"];
-    Record::read(annotations[RECORD].as_str(), &signal.operation)
+    PowerCycleRecord::read(annotations[RECORD].as_str(), &signal.operation)
 }
 
 /// Returns the failure for a BMC that lacks a required capability.

@@ -39,7 +39,7 @@ const CONNECTOR_MARKS: [&str; 4] = [
 
 /// An accepted event, as all readers of the store see it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Record {
+pub struct EventRecord {
     /// Position in the store's feed.
     pub seq: Position,
     /// Id of the event: 24 hexadecimal digits, a hash of the content. Also in `event.id`.

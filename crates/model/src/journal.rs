@@ -8,7 +8,7 @@ use serde_json::Value;
 /// Journal entry about a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Entry {
+pub struct JournalEntry {
     /// Time of the entry.
     pub at: Timestamp,
     /// Name of the node.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use contract::{HealthEvent, accepted, mark_accepted};
 use diagnosis::fold::{Fold, MAX_WINDOWS};
-use gpuwarden_model::event::Record;
+use gpuwarden_model::event::EventRecord;
 use gpuwarden_model::fault::{FaultBook, MAX_OPEN_FAULTS_PER_NODE};
 use jiff::Timestamp;
 use proptest::prelude::*;
@@ -51,7 +51,7 @@ proptest! {
         let record = |book: &mut FaultBook, seq: &mut u64, event: HealthEvent, at: Timestamp| {
             *seq += 1;
             let (seq, id) = (*seq, seq.to_string());
-            book.record(&Record { seq: seq.into(), id, created_at: at, event });
+            book.record(&EventRecord { seq: seq.into(), id, created_at: at, event });
         };
         let wait_out = [Step::Wait(61)];
         for step in steps.into_iter().chain(wait_out) {

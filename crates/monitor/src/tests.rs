@@ -166,7 +166,7 @@ impl Bench {
         records.iter().map(|record| text(&record.event)).collect()
     }
 
-    async fn records(&self) -> Vec<model::event::Record> {
+    async fn records(&self) -> Vec<model::event::EventRecord> {
         let mut records = self.store.events(EventQuery::default()).await.unwrap();
         records.reverse();
         records

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use contract::{Entity, HealthEvent, json};
 use jiff::{SignedDuration, Timestamp};
-use model::event::{Record, normalise};
+use model::event::{EventRecord, normalise};
 
 use crate::{Appended, EventQuery, EventStatus, EventStore, MAX_PAGE, NewEvent, Position};
 
@@ -104,8 +104,8 @@ pub fn event_without_time(node: &str, message: &str, received_at: Timestamp) -> 
 }
 
 /// Returns all records, read in pages of `page`.
-pub async fn read_feed(store: &dyn EventStore, page: usize) -> Vec<Record> {
-    let mut records: Vec<Record> = Vec::new();
+pub async fn read_feed(store: &dyn EventStore, page: usize) -> Vec<EventRecord> {
+    let mut records: Vec<EventRecord> = Vec::new();
     loop {
         let after = records.last().map_or(Position::START, |record| record.seq);
         let more = store.feed(after, page).await.unwrap();
@@ -123,8 +123,8 @@ fn positions(answers: &[Appended]) -> Vec<Position> {
 }
 
 /// Returns the rank of each record's position among `known`, from 1.
-fn numbers(records: &[Record], known: &[Position]) -> Vec<usize> {
-    let number = |record: &Record| known.binary_search(&record.seq).unwrap() + 1;
+fn numbers(records: &[EventRecord], known: &[Position]) -> Vec<usize> {
+    let number = |record: &EventRecord| known.binary_search(&record.seq).unwrap() + 1;
     records.iter().map(number).collect()
 }
 

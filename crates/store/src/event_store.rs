@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use contract::HealthEvent;
 use jiff::Timestamp;
-use model::event::Record;
-use model::journal::Entry;
+use model::event::EventRecord;
+use model::journal::JournalEntry;
 use model::position::Position;
 use tokio::sync::watch;
 
@@ -55,7 +55,7 @@ pub trait EventLog: Send + Sync + 'static {
     /// continues from its last `seq` misses none. Events that cannot be read are skipped, see
     /// [`unreadable`](Upkeep::unreadable). Fewer than `limit` may be returned where events are
     /// large; an empty page is the end of the feed.
-    async fn feed(&self, after: Position, limit: usize) -> Result<Vec<Record>, StoreError>;
+    async fn feed(&self, after: Position, limit: usize) -> Result<Vec<EventRecord>, StoreError>;
 
     /// Returns the number of events behind `after`. Numbers above [`MAX_PAGE`](crate::MAX_PAGE)
     /// may be derived from positions, which have gaps, and are then too large.
@@ -66,10 +66,10 @@ pub trait EventLog: Send + Sync + 'static {
     fn latest(&self) -> watch::Receiver<Position>;
 
     /// Returns the events that match `query`, newest first, without those that cannot be read.
-    async fn events(&self, query: EventQuery) -> Result<Vec<Record>, StoreError>;
+    async fn events(&self, query: EventQuery) -> Result<Vec<EventRecord>, StoreError>;
 
     /// Returns the event with this id; `None` also if the event cannot be read.
-    async fn event(&self, id: &str) -> Result<Option<Record>, StoreError>;
+    async fn event(&self, id: &str) -> Result<Option<EventRecord>, StoreError>;
 }
 
 /// Statuses of the events.
@@ -108,11 +108,11 @@ pub trait Checkpoints: Send + Sync + 'static {
 #[async_trait]
 pub trait Journal: Send + Sync + 'static {
     /// Writes journal entries, all or none.
-    async fn journal(&self, entries: &[Entry]) -> Result<(), StoreError>;
+    async fn journal(&self, entries: &[JournalEntry]) -> Result<(), StoreError>;
 
     /// Returns the newest entries about a node in the order of writing: at most `limit`, and at
     /// most [`MAX_PAGE`](crate::MAX_PAGE); fewer where entries are large.
-    async fn timeline(&self, node: &str, limit: usize) -> Result<Vec<Entry>, StoreError>;
+    async fn timeline(&self, node: &str, limit: usize) -> Result<Vec<JournalEntry>, StoreError>;
 }
 
 /// Maintenance of the storage: retention, health, statistics and closing.

@@ -2,7 +2,7 @@
 
 use contract::json;
 use jiff::SignedDuration;
-use model::journal::Entry;
+use model::journal::JournalEntry;
 
 use crate::{Checkpoint, NewEvent, StatusPatch, StoreError};
 
@@ -46,7 +46,7 @@ pub(crate) fn events(events: &[NewEvent]) -> Result<(), StoreError> {
     Ok(())
 }
 
-pub(crate) fn entries(entries: &[Entry]) -> Result<(), StoreError> {
+pub(crate) fn entries(entries: &[JournalEntry]) -> Result<(), StoreError> {
     count("journal entries", entries.len(), MAX_JOURNAL)?;
     for (index, entry) in entries.iter().enumerate() {
         name(&format_args!("journal entry {index}: node"), &entry.node)?;

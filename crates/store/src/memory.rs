@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
-use model::event::{Record, content_fingerprint, lacks_own_time};
-use model::journal::Entry;
+use model::event::{EventRecord, content_fingerprint, lacks_own_time};
+use model::journal::JournalEntry;
 use tokio::sync::watch;
 
 use crate::{
@@ -49,7 +49,7 @@ struct Stored {
     /// Last event of each stream.
     streams: HashMap<Stream, Position>,
     checkpoints: BTreeMap<String, (Timestamp, Checkpoint)>,
-    journal: Vec<Entry>,
+    journal: Vec<JournalEntry>,
 }
 
 /// Node, agent, check and health of a series of events.
@@ -72,7 +72,7 @@ fn stream(event: &HealthEvent, healthy: bool) -> Stream {
     (name(node), name(agent), name(check), healthy)
 }
 
-fn entry_bytes(entry: &Entry) -> usize {
+fn entry_bytes(entry: &JournalEntry) -> usize {
     let detail = (!entry.detail.is_null()).then(|| entry.detail.to_string().len());
     entry.text.len() + detail.unwrap_or_default()
 }
@@ -161,9 +161,9 @@ impl Stored {
         (seq > self.since && apart <= RETRY_WINDOW && !changed).then(|| (seq, row.event.id.clone()))
     }
 
-    fn record(&self, seq: Position) -> Option<Record> {
+    fn record(&self, seq: Position) -> Option<EventRecord> {
         let row = self.events.get(&seq)?;
-        Some(Record {
+        Some(EventRecord {
             seq,
             id: row.event.id.clone(),
             created_at: row.received_at,
@@ -294,7 +294,7 @@ impl EventLog for MemoryStore {
         Ok(answers)
     }
 
-    async fn feed(&self, after: Position, limit: usize) -> Result<Vec<Record>, StoreError> {
+    async fn feed(&self, after: Position, limit: usize) -> Result<Vec<EventRecord>, StoreError> {
         let state = self.state()?;
         let positions = state.events.keys().filter(|seq| **seq > after);
         let records = positions.filter_map(|&seq| state.record(seq));
@@ -310,9 +310,9 @@ impl EventLog for MemoryStore {
         self.latest.subscribe()
     }
 
-    async fn events(&self, query: EventQuery) -> Result<Vec<Record>, StoreError> {
+    async fn events(&self, query: EventQuery) -> Result<Vec<EventRecord>, StoreError> {
         let state = self.state()?;
-        let wanted = |record: &Record| {
+        let wanted = |record: &EventRecord| {
             query
                 .node
                 .as_ref()
@@ -326,7 +326,7 @@ impl EventLog for MemoryStore {
         Ok(records.take(query.limit.min(MAX_PAGE)).collect())
     }
 
-    async fn event(&self, id: &str) -> Result<Option<Record>, StoreError> {
+    async fn event(&self, id: &str) -> Result<Option<EventRecord>, StoreError> {
         let state = self.state()?;
         Ok(state.ids.get(id).and_then(|&seq| state.record(seq)))
     }
@@ -389,12 +389,12 @@ impl Checkpoints for MemoryStore {
 
 #[async_trait]
 impl Journal for MemoryStore {
-    async fn journal(&self, entries: &[Entry]) -> Result<(), StoreError> {
+    async fn journal(&self, entries: &[JournalEntry]) -> Result<(), StoreError> {
         limits::entries(entries)?;
         entries
             .iter()
             .try_for_each(|entry| limits::entry_size(entry_bytes(entry)))?;
-        let kept = entries.iter().map(|entry| Entry {
+        let kept = entries.iter().map(|entry| JournalEntry {
             at: whole_micros(entry.at),
             ..entry.clone()
         });
@@ -402,7 +402,7 @@ impl Journal for MemoryStore {
         Ok(())
     }
 
-    async fn timeline(&self, node: &str, limit: usize) -> Result<Vec<Entry>, StoreError> {
+    async fn timeline(&self, node: &str, limit: usize) -> Result<Vec<JournalEntry>, StoreError> {
         let state = self.state()?;
         let newest = state
             .journal

@@ -26,8 +26,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use model::event::Record;
-use model::journal::Entry;
+use model::event::EventRecord;
+use model::journal::JournalEntry;
 use model::position::Position;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
@@ -313,7 +313,7 @@ impl EventLog for SqliteStore {
         self.writer.call("store events", count, write).await
     }
 
-    async fn feed(&self, after: Position, limit: usize) -> Result<Vec<Record>, StoreError> {
+    async fn feed(&self, after: Position, limit: usize) -> Result<Vec<EventRecord>, StoreError> {
         let unreadable = Arc::clone(&self.unreadable);
         let feed =
             move |connection: &Connection| query::feed(connection, &unreadable, after, limit);
@@ -335,14 +335,14 @@ impl EventLog for SqliteStore {
         self.writer.latest()
     }
 
-    async fn events(&self, query: EventQuery) -> Result<Vec<Record>, StoreError> {
+    async fn events(&self, query: EventQuery) -> Result<Vec<EventRecord>, StoreError> {
         let unreadable = Arc::clone(&self.unreadable);
         self.readers
             .read(move |connection| query::events(connection, &unreadable, &query))
             .await
     }
 
-    async fn event(&self, id: &str) -> Result<Option<Record>, StoreError> {
+    async fn event(&self, id: &str) -> Result<Option<EventRecord>, StoreError> {
         let id = id.to_owned();
         let unreadable = Arc::clone(&self.unreadable);
         self.readers
@@ -377,7 +377,7 @@ impl Checkpoints for SqliteStore {
 
 #[async_trait]
 impl Journal for SqliteStore {
-    async fn journal(&self, entries: &[Entry]) -> Result<(), StoreError> {
+    async fn journal(&self, entries: &[JournalEntry]) -> Result<(), StoreError> {
         limits::entries(entries)?;
         let rows = entries
             .iter()
@@ -388,7 +388,7 @@ impl Journal for SqliteStore {
         self.writer.call("write the journal", count, write).await
     }
 
-    async fn timeline(&self, node: &str, limit: usize) -> Result<Vec<Entry>, StoreError> {
+    async fn timeline(&self, node: &str, limit: usize) -> Result<Vec<JournalEntry>, StoreError> {
         let node = node.to_owned();
         self.readers
             .read(move |connection| journal::timeline(connection, &node, limit))

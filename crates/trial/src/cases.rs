@@ -4,7 +4,7 @@ use contract::nearest::nearest;
 use contract::{HealthEvent, json as forms};
 use diagnosis::catalog::Catalog;
 use jiff::{SignedDuration, Timestamp};
-use model::event::{Record, normalise, validate};
+use model::event::{EventRecord, normalise, validate};
 use model::node::NodeView;
 use model::position::Position;
 use policy::{Policy, RouteDrain, RuleKind};
@@ -131,7 +131,7 @@ fn played(
     for (index, value) in case.events.iter().enumerate() {
         let event = event_of(value, &name, at, catalog);
         let event = event.map_err(|what| format!("event {}: {what}", index + 1))?;
-        let record = Record {
+        let record = EventRecord {
             seq: Position::START,
             id: event.id.clone(),
             created_at: at,

@@ -2,7 +2,7 @@
 //! other settings.
 
 use diagnosis::catalog::Catalog;
-use model::event::Record;
+use model::event::EventRecord;
 use model::node::{NodeView, Taint};
 use model::position::Position;
 use policy::assess::Desired;
@@ -198,7 +198,7 @@ fn asked(policy: &Policy, standard: &Standard, node: Option<&NodeView>) -> Asked
         event.node_name.clone_from(&node.name);
     }
     let name = event.node_name.clone();
-    replay.take(&Record {
+    replay.take(&EventRecord {
         seq: Position::START,
         id: event.id.clone(),
         created_at: jiff::Timestamp::UNIX_EPOCH,

@@ -17,7 +17,7 @@ use fleet::brake::{Candidate, Hold, NodeLabel};
 use fleet::session::{Intent, Marks, Phase, without_ours};
 use fleet::{Effect, EventInStore, Fleet, FleetInput, Owns, PatchAnswer, Planned, Settings};
 use jiff::{SignedDuration, Timestamp};
-use model::event::Record;
+use model::event::EventRecord;
 use model::fault::Change;
 use model::mode::Mode;
 use model::node::{NodeView, Taint, scheduling};
@@ -224,14 +224,14 @@ impl Replay {
 
     /// Processes an event and returns the decisions. The event is placed at the end of the
     /// feed, and its time of acceptance never goes back.
-    pub fn take(&mut self, record: &Record) -> Vec<Decision> {
+    pub fn take(&mut self, record: &EventRecord) -> Vec<Decision> {
         self.summary.events += 1;
         let now = self
             .now
             .map_or(record.created_at, |now| now.max(record.created_at));
         self.now = Some(now);
         let name = record.event.node_name.clone();
-        let record = Record {
+        let record = EventRecord {
             seq: Position::from(self.summary.events),
             created_at: now,
             ..record.clone()

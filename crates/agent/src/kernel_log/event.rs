@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use contract::{EVENT_VERSION, HealthEvent, RecommendedAction, action_name, json, keys};
 use diagnosis::decode::{Cancelled, Finding, KernelLogDecoder, Kind, Machine};
-use host::kernel_log::{Record, RecordRef};
+use host::kernel_log::{KernelLogRecord, RecordRef};
 use jiff::Timestamp;
 use model::event::{MAX_METADATA_BYTES, floor_char_boundary};
 
 pub(crate) struct Context<'a> {
     pub(crate) finding: &'a Finding,
-    pub(crate) record: &'a Record,
+    pub(crate) record: &'a KernelLogRecord,
     /// Time when the line was written.
     pub(crate) at: Timestamp,
     /// Description of the machine's GPUs, if known.
@@ -32,7 +32,7 @@ const RESET_FAILED: &str = "GPU reset failed, proceeding with a node reboot";
 /// distinguishes records with the same text.
 pub fn events_of_finding(
     finding: &Finding,
-    record: &Record,
+    record: &KernelLogRecord,
     node_name: &str,
     at: Timestamp,
     place: &str,

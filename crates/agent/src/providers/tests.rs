@@ -104,7 +104,7 @@ impl Scene {
     }
 
     /// Returns the stored records, oldest first.
-    async fn records(&self) -> Vec<model::event::Record> {
+    async fn records(&self) -> Vec<model::event::EventRecord> {
         let mut records = self.store.events(EventQuery::default()).await.unwrap();
         records.reverse();
         records

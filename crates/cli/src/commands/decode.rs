@@ -7,7 +7,7 @@ use std::sync::Arc;
 use contract::{ProcessingStrategy, keys};
 use diagnosis::catalog::Text;
 use diagnosis::decode::{Finding, KernelLogDecoder};
-use host::kernel_log::{Event, Record, Spec};
+use host::kernel_log::{Event, KernelLogRecord, Spec};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -119,7 +119,7 @@ async fn decode(args: &DecodeArgs, fatal: &mut bool) -> anyhow::Result<()> {
 // === impl FindingView ===
 
 impl FindingView {
-    fn of(finding: &Finding, record: &Record) -> Self {
+    fn of(finding: &Finding, record: &KernelLogRecord) -> Self {
         Self {
             line: record.line.unwrap_or(0),
             time: record.wall,

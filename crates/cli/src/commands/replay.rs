@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use jiff::{SignedDuration, Timestamp};
-use model::event::Record;
+use model::event::EventRecord;
 use model::node::NodeView;
 use model::position::Position;
 use policy::Policy;
@@ -119,7 +119,7 @@ fn write(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> an
             names.insert(item.event.node_name.clone());
         }
         times = Some((times.map_or(item.at, |(first, _)| first), item.at));
-        let record = Record {
+        let record = EventRecord {
             seq: Position::START, // The replay assigns the position.
             id: item.event.id.clone(),
             created_at: item.at,

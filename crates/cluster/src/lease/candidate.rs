@@ -10,7 +10,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::election::{Ask, Deposed, Election, LEASE_DURATION, LeaseAnswer, NextStep, Record};
+use super::election::{Ask, Deposed, Election, LEASE_DURATION, LeaseAnswer, LeaseRecord, NextStep};
 use super::store_note::StoreNote;
 use crate::causes::chain;
 use crate::connect::{Cluster, ConnectError};
@@ -211,7 +211,7 @@ impl Candidate {
         }
     }
 
-    async fn hold(&self, seen: &Record, spec: LeaseSpec) -> Result<Lease, ApiError> {
+    async fn hold(&self, seen: &LeaseRecord, spec: LeaseSpec) -> Result<Lease, ApiError> {
         let mut metadata = ObjectMeta::default();
         self.store.write_into(&mut metadata);
         self.change(seen, metadata, spec).await
@@ -220,7 +220,7 @@ impl Candidate {
     /// Changes the Lease, if it is still in the version of `seen`.
     async fn change(
         &self,
-        seen: &Record,
+        seen: &LeaseRecord,
         mut metadata: ObjectMeta,
         spec: LeaseSpec,
     ) -> Result<Lease, ApiError> {
@@ -341,11 +341,11 @@ fn answer_of(ask: &Ask, result: Result<Lease, ApiError>) -> (LeaseAnswer, Option
 }
 
 /// Reads the fields of a Lease that the election uses.
-fn record_of(lease: &Lease) -> Option<Record> {
+fn record_of(lease: &Lease) -> Option<LeaseRecord> {
     let spec = lease.spec.clone().unwrap_or_default();
     let seconds = spec.lease_duration_seconds.map(u64::try_from);
     let transitions = spec.lease_transitions.map(u32::try_from);
-    Some(Record {
+    Some(LeaseRecord {
         version: lease.metadata.resource_version.clone()?,
         holder: spec.holder_identity.unwrap_or_default(),
         duration: seconds.and_then(Result::ok).map(Duration::from_secs),

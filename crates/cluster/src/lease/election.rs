@@ -19,7 +19,7 @@ pub(crate) const RETRY: Duration = Duration::from_secs(2);
 
 /// The content of a Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct LeaseRecord {
     /// Version of the object (`metadata.resourceVersion`).
     pub(crate) version: String,
     /// Name of the holder; empty if there is none.
@@ -38,18 +38,18 @@ pub(crate) enum Ask {
     /// Creation of the Lease, held by this process.
     Create,
     /// Takeover of the Lease, if it still has this version.
-    Take(Record),
+    Take(LeaseRecord),
     /// Renewal of the Lease, if it still has this version.
-    Renew(Record),
+    Renew(LeaseRecord),
 }
 
 /// The answer to an [`Ask`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LeaseAnswer {
     /// Answer to [`Ask::Read`]; `None` if there is no Lease.
-    Found(Option<Record>),
+    Found(Option<LeaseRecord>),
     /// The request was carried out, and this is the Lease afterwards.
-    Written(Record),
+    Written(LeaseRecord),
     /// The request was refused: the Lease has changed since it was read.
     Changed,
     /// The result of the request is not known.
@@ -86,7 +86,7 @@ pub enum Deposed {
 pub(crate) struct Election {
     me: String,
     /// The Lease as last observed; `None` if there was none.
-    seen: Option<Record>,
+    seen: Option<LeaseRecord>,
     /// True if `seen`, or its absence, comes from the last answer.
     fresh: bool,
     /// Time until which only the holder may have the Lease.
@@ -185,7 +185,7 @@ impl Election {
         }
     }
 
-    fn observe(&mut self, found: Option<Record>, now: Instant) {
+    fn observe(&mut self, found: Option<LeaseRecord>, now: Instant) {
         let holder = found.as_ref().map_or("", |record| record.holder.as_str());
         if self.renewed_at.is_some() && holder != self.me {
             self.deposed = Some(match holder {
@@ -207,7 +207,7 @@ impl Election {
         self.next_at = until.clamp(now, now + RETRY);
     }
 
-    fn remember(&mut self, record: Record, now: Instant) {
+    fn remember(&mut self, record: LeaseRecord, now: Instant) {
         self.fresh = true;
         if (self.seen.as_ref()).is_some_and(|seen| seen.version == record.version) {
             return;

@@ -121,7 +121,7 @@ impl Controller {
         serve_routes(listener, Routes::new(service))
     }
 
-    async fn stored(&self) -> Vec<model::event::Record> {
+    async fn stored(&self) -> Vec<model::event::EventRecord> {
         let query = EventQuery {
             limit: 10_000,
             ..EventQuery::default()

@@ -81,7 +81,7 @@ impl Installation {
             .unwrap();
     }
 
-    async fn stored(&self) -> Vec<model::event::Record> {
+    async fn stored(&self) -> Vec<model::event::EventRecord> {
         let query = EventQuery {
             limit: 10_000,
             ..EventQuery::default()

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use contract::{BehaviourOverrides, Entity, HealthEvent, ProcessingStrategy, json, keys};
 use diagnosis::subject::canonical_value;
 use jiff::{SignedDuration, Timestamp};
-use model::event::{Record, content_fingerprint, counts, lacks_own_time};
+use model::event::{EventRecord, content_fingerprint, counts, lacks_own_time};
 use model::fault::may_be_before;
 use model::position::Position;
 use model::reporter::Authority;
@@ -259,7 +259,7 @@ impl Deduplicator {
     }
 
     /// Remembers a record that was stored before a restart. Call it with the oldest first.
-    pub fn recall(&mut self, record: &Record) {
+    pub fn recall(&mut self, record: &EventRecord) {
         self.recalled = self.recalled.max(record.created_at);
         let mut batch = self.begin(self.recalled);
         let mut event = record.event.clone();

@@ -9,9 +9,9 @@ use std::collections::HashMap;
 
 use contract::HealthEvent;
 use jiff::Timestamp;
-use model::event::Record;
+use model::event::EventRecord;
 use model::fault::{Change, Ignored};
-use model::journal::Entry;
+use model::journal::JournalEntry;
 use model::position::Position;
 use serde_json::json;
 
@@ -32,8 +32,8 @@ pub(super) struct Folds<'a> {
 
 /// Repeats between two decisions.
 struct Run<'a> {
-    first: &'a Record,
-    last: &'a Record,
+    first: &'a EventRecord,
+    last: &'a EventRecord,
     count: u64,
     /// Reason why they do not affect the open faults, if so.
     ignored: Option<String>,
@@ -58,7 +58,7 @@ struct Key<'a> {
 // === impl Folds ===
 
 impl<'a> Folds<'a> {
-    pub(super) fn new(journal: &[Entry], complete: bool) -> Self {
+    pub(super) fn new(journal: &[JournalEntry], complete: bool) -> Self {
         let mut decisions: Vec<Timestamp> = journal.iter().map(|entry| entry.at).collect();
         decisions.sort_unstable();
         Self {
@@ -70,7 +70,7 @@ impl<'a> Folds<'a> {
     }
 
     /// Records an event. Returns true if it is a repeat and needs no entry of its own.
-    pub(super) fn is_repeat(&mut self, record: &'a Record, changes: &[Change]) -> bool {
+    pub(super) fn is_repeat(&mut self, record: &'a EventRecord, changes: &[Change]) -> bool {
         let decisions = self.decisions.partition_point(|at| *at < record.created_at);
         let is_new = changes.iter().any(|change| {
             matches!(

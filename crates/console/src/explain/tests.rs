@@ -12,7 +12,7 @@ fn at(seconds: i64) -> Timestamp {
 
 /// Returns an XID as the kernel log monitor reports it: observed at `seconds`, accepted half a
 /// second later.
-fn xid(seq: u64, seconds: i64, code: &str, healthy: bool) -> Record {
+fn xid(seq: u64, seconds: i64, code: &str, healthy: bool) -> EventRecord {
     let event = HealthEvent {
         version: 1,
         agent: keys::SYSLOG_AGENT.into(),
@@ -39,7 +39,7 @@ fn xid(seq: u64, seconds: i64, code: &str, healthy: bool) -> Record {
         ..HealthEvent::default()
     };
     let created_at = at(seconds) + jiff::SignedDuration::from_millis(500);
-    Record {
+    EventRecord {
         seq: seq.into(),
         id: event.id.clone(),
         created_at,
@@ -47,8 +47,8 @@ fn xid(seq: u64, seconds: i64, code: &str, healthy: bool) -> Record {
     }
 }
 
-fn entry(seconds: i64, kind: EntryKind, text: &str) -> Entry {
-    Entry {
+fn entry(seconds: i64, kind: EntryKind, text: &str) -> JournalEntry {
+    JournalEntry {
         at: at(seconds),
         node: "n1".into(),
         session: Some("id1".into()),
@@ -112,7 +112,7 @@ fn of_machines(mut status: NodeStatus) -> NodeStatus {
     status
 }
 
-fn told(records: &[Record], journal: &[Entry]) -> Explain {
+fn told(records: &[EventRecord], journal: &[JournalEntry]) -> Explain {
     explain(&Material {
         node: "n1",
         data_dir: None,
@@ -186,7 +186,7 @@ fn what_an_event_did_is_said() {
         change(&mut record.event);
         record
     };
-    let table: [(&str, Vec<Record>); 6] = [
+    let table: [(&str, Vec<EventRecord>); 6] = [
         ("opens the fault", vec![xid(1, 0, "79", false)]),
         (
             "closes the fault",
@@ -235,7 +235,7 @@ fn what_an_event_did_is_said() {
 
 #[test]
 fn who_reported_is_said_and_what_they_may_not_close() {
-    let by = |mut record: Record, reporter: &Reporter| {
+    let by = |mut record: EventRecord, reporter: &Reporter| {
         reporter.note_in(&mut record.event);
         record
     };
@@ -319,7 +319,7 @@ fn where_a_line_comes_from_is_said() {
 
 #[test]
 fn repeats_are_folded_until_something_is_decided() {
-    let mut records: Vec<Record> = (1..=14)
+    let mut records: Vec<EventRecord> = (1..=14)
         .map(|n| xid(n, i64::try_from(n).unwrap(), "79", false))
         .collect();
     let story = told(&records, &[]);
@@ -402,7 +402,7 @@ fn a_repeat_that_does_not_count_says_so() {
         record.event.metadata.insert(key, "true".to_owned());
         record
     };
-    let repeats = |records: &[Record]| {
+    let repeats = |records: &[EventRecord]| {
         let story = told(records, &[]);
         story.entries.last().unwrap().text.clone()
     };
@@ -420,7 +420,7 @@ fn a_repeat_that_does_not_count_says_so() {
 
 #[test]
 fn two_faults_that_alternate_are_folded_each() {
-    let records: Vec<Record> = (1..=20)
+    let records: Vec<EventRecord> = (1..=20)
         .map(|n| {
             xid(
                 n,

@@ -12,7 +12,7 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::stream;
-use model::event::{MAX_NAME_BYTES, Record};
+use model::event::{EventRecord, MAX_NAME_BYTES};
 use store::{EventQuery, Position};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
@@ -216,7 +216,7 @@ impl List {
     }
 
     /// Reads the next events. If there are fewer than requested, they are the last.
-    async fn read(&mut self, app: &App) -> Result<Vec<Record>, Refusal> {
+    async fn read(&mut self, app: &App) -> Result<Vec<EventRecord>, Refusal> {
         let limit = self.left.min(self.at_once);
         let query = EventQuery {
             node: self.node.clone(),
@@ -281,7 +281,7 @@ impl Follower {
             let Some(last) = records.last().map(|record| record.seq) else {
                 break;
             };
-            let wanted = |record: &Record| {
+            let wanted = |record: &EventRecord| {
                 let node = self.node.as_ref();
                 node.is_none_or(|node| *node == record.event.node_name)
             };
@@ -309,7 +309,7 @@ impl Follower {
 }
 
 /// Returns the events with their statuses.
-async fn views(app: &App, records: &[Record]) -> Result<Vec<EventView>, Refusal> {
+async fn views(app: &App, records: &[EventRecord]) -> Result<Vec<EventView>, Refusal> {
     let ids = records.iter().map(|record| record.id.clone()).collect();
     let statuses = ask(app.store()?.statuses(ids)).await?;
     let pairs = records.iter().zip(statuses);

@@ -8,7 +8,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use model::event::{MAX_NAME_BYTES, Record};
+use model::event::{EventRecord, MAX_NAME_BYTES};
 use prost::Message as _;
 use store::{EventQuery, EventStore};
 use trial::why_not::WhyNot;
@@ -68,8 +68,8 @@ pub(super) async fn explain(
 }
 
 /// Returns the newest events of a node, and true if there are no others.
-async fn newest(store: &dyn EventStore, node: &str) -> Result<(Vec<Record>, bool), Refusal> {
-    let mut records: Vec<Record> = Vec::new();
+async fn newest(store: &dyn EventStore, node: &str) -> Result<(Vec<EventRecord>, bool), Refusal> {
+    let mut records: Vec<EventRecord> = Vec::new();
     let mut bytes = 0;
     while records.len() < NEWEST && bytes < STORY_BYTES {
         let query = EventQuery {

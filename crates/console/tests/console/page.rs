@@ -13,7 +13,7 @@ use diagnosis::gpu::{Gpu, Inventory};
 use fleet::view::{BrakeView, ClusterView, FaultView, FleetView, LimitView};
 use gpuwarden_console::api::{LeadershipView, Role};
 use jiff::{SignedDuration, Timestamp};
-use model::journal::{Entry, EntryKind};
+use model::journal::{EntryKind, JournalEntry};
 use runtime::sources::SourceState;
 use serde_json::json;
 use store::Journal as _;
@@ -61,7 +61,7 @@ async fn two_nodes(server: &Server) {
         .into_iter()
         .chain(repeats);
     server.take(events.chain([hostile]).collect()).await;
-    let entry = |milliseconds: i64, kind, text: &str, detail| Entry {
+    let entry = |milliseconds: i64, kind, text: &str, detail| JournalEntry {
         at: now + SignedDuration::from_millis(milliseconds),
         node: "gpu-a-01".into(),
         session: Some("0123456789abcdef01234567".into()),
@@ -294,7 +294,7 @@ async fn the_page_follows_what_happens_and_says_when_nobody_answers() {
     browser.evaluate("Date.now = Date.goOn;").await;
 
     // A journal entry that is written after the state was shown is not missed.
-    let entry = Entry {
+    let entry = JournalEntry {
         at: Timestamp::now(),
         node: "gpu-a-01".into(),
         session: None,

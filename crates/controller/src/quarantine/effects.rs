@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fleet::{Effect, Level};
-use model::journal::Entry;
+use model::journal::JournalEntry;
 
 use super::Quarantine;
 use super::requests::{Answer, Client, device_rule, event, node, pod, resource, store};
@@ -133,7 +133,7 @@ impl Quarantine {
 }
 
 /// Logs a journal entry.
-fn log_entry(entry: &Entry, level: Level) {
+fn log_entry(entry: &JournalEntry, level: Level) {
     let (node, session, kind) = (&entry.node, &entry.session, entry.kind.name());
     match level {
         Level::Info => tracing::info!(node, session, kind, "{}", entry.text),

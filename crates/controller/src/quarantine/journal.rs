@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::journal::{Entry, EntryKind};
+use model::journal::{EntryKind, JournalEntry};
 use serde_json::Value;
 use store::{EventStore, StoreError};
 use tokio::sync::mpsc::{self, error::TrySendError};
@@ -19,14 +19,14 @@ const JOURNAL_BATCH: usize = 2_048;
 
 /// Sender of entries to the [`JournalWriter`].
 pub(super) struct Journal {
-    queue: mpsc::Sender<Entry>,
+    queue: mpsc::Sender<JournalEntry>,
     /// Dropped entries that no gap entry reports yet.
     missing: u64,
 }
 
 /// Writes journal entries to the store.
 pub struct JournalWriter {
-    queue: mpsc::Receiver<Entry>,
+    queue: mpsc::Receiver<JournalEntry>,
     store: Arc<dyn EventStore>,
     /// Refused entries that no gap entry reports yet.
     missing: u64,
@@ -35,13 +35,13 @@ pub struct JournalWriter {
 // === impl Journal ===
 
 impl Journal {
-    pub(super) fn new(queue: mpsc::Sender<Entry>) -> Self {
+    pub(super) fn new(queue: mpsc::Sender<JournalEntry>) -> Self {
         Self { queue, missing: 0 }
     }
 
     /// Puts an entry into the queue. Returns false if the queue is full. The next entry that
     /// fits is preceded by one with the number of missing entries.
-    pub(super) fn put(&mut self, entry: Entry) -> bool {
+    pub(super) fn put(&mut self, entry: JournalEntry) -> bool {
         let gap = gap(self.missing, &entry, "the store was too slow to take them");
         for entry in gap.into_iter().chain([entry]) {
             match self.queue.try_send(entry) {
@@ -61,8 +61,8 @@ impl Journal {
 }
 
 /// Returns an entry with the number of entries missing before `next`; `None` if none is missing.
-fn gap(missing: u64, next: &Entry, why: &str) -> Option<Entry> {
-    (missing > 0).then(|| Entry {
+fn gap(missing: u64, next: &JournalEntry, why: &str) -> Option<JournalEntry> {
+    (missing > 0).then(|| JournalEntry {
         kind: EntryKind::Attention,
         text: format!(
             "{missing} entries of the journal are missing before this, of this node and others: \
@@ -78,7 +78,7 @@ fn gap(missing: u64, next: &Entry, why: &str) -> Option<Entry> {
 // === impl JournalWriter ===
 
 impl JournalWriter {
-    pub(super) fn new(queue: mpsc::Receiver<Entry>, store: Arc<dyn EventStore>) -> Self {
+    pub(super) fn new(queue: mpsc::Receiver<JournalEntry>, store: Arc<dyn EventStore>) -> Self {
         Self {
             queue,
             store,
@@ -110,7 +110,7 @@ impl JournalWriter {
     }
 
     /// Writes `entries`, after an entry with the number of missing ones.
-    async fn write(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
+    async fn write(&mut self, entries: &[JournalEntry]) -> Result<(), StoreError> {
         let Some(first) = entries.first() else {
             return Ok(());
         };
@@ -123,7 +123,7 @@ impl JournalWriter {
 
     /// Appends `entries` to the journal. Retries temporary failures without a limit, while
     /// further entries wait in the queue.
-    async fn append(&self, entries: &[Entry]) -> Result<(), StoreError> {
+    async fn append(&self, entries: &[JournalEntry]) -> Result<(), StoreError> {
         let mut logged = false;
         loop {
             match self.store.journal(entries).await {
@@ -146,8 +146,8 @@ mod tests {
 
     use super::*;
 
-    fn entry(text: &str) -> Entry {
-        Entry {
+    fn entry(text: &str) -> JournalEntry {
+        JournalEntry {
             at: jiff::Timestamp::UNIX_EPOCH,
             node: "n".into(),
             session: None,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use cluster::{ApiError, Cluster, ResourceKinds};
 use fleet::FleetInput;
 use jiff::{SignedDuration, Timestamp};
-use model::journal::{Entry, EntryKind};
+use model::journal::{EntryKind, JournalEntry};
 use serde_json::{Value, json};
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -30,7 +30,7 @@ pub(super) struct Answer {
     /// Input for the fleet; `None` if no decision waits for the answer.
     pub(super) input: Option<FleetInput>,
     /// Journal entry about the answer, if any.
-    pub(super) entry: Option<Entry>,
+    pub(super) entry: Option<JournalEntry>,
 }
 
 /// Context of requests to the API server. Cheap to clone.
@@ -94,8 +94,14 @@ impl Requests {
 
 impl Client {
     /// Creates a journal entry about an answer of the API server.
-    fn entry(&self, node: &str, session: Option<String>, text: String, detail: Value) -> Entry {
-        Entry {
+    fn entry(
+        &self,
+        node: &str,
+        session: Option<String>,
+        text: String,
+        detail: Value,
+    ) -> JournalEntry {
+        JournalEntry {
             at: (self.clock)(),
             node: node.to_owned(),
             session,

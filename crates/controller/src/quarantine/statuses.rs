@@ -9,7 +9,7 @@ use fleet::status::eviction::{Eviction, EvictionStatus};
 use fleet::status::{EventStatuses, NodeQuarantined, StatusUpdate};
 use jiff::Timestamp;
 use model::attempt::Repair;
-use model::event::Record;
+use model::event::EventRecord;
 use store::{EventQuery, EventStatus, EventStore, PodsEviction, StatusPatch, StoreError};
 use tokio::sync::mpsc;
 
@@ -200,7 +200,7 @@ async fn cancel(store: &dyn EventStore, node: &str) -> Result<(), StoreError> {
 async fn of_quarantine(
     store: &dyn EventStore,
     node: &str,
-) -> Result<Vec<(Record, EventStatus)>, StoreError> {
+) -> Result<Vec<(EventRecord, EventStatus)>, StoreError> {
     let mut of_quarantine = Vec::new();
     let mut before = None;
     loop {

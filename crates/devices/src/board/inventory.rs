@@ -10,7 +10,7 @@ use diagnosis::gpu::{Gpu as Found, Inventory, UnreadableGpu};
 use jiff::Timestamp;
 
 use super::limits::MAX_GPUS;
-use super::record::{Record, Registration, SourceCondition};
+use super::record::{GpuRecord, Registration, SourceCondition};
 use super::{Board, Own, key};
 
 /// Reason for a GPU that was enumerated.
@@ -64,12 +64,15 @@ impl Board {
     }
 
     /// Returns the record of a GPU that the driver names; `None` beyond the limit.
-    fn driver_record(&mut self, uuid: &str, spec: GpuSpec) -> Option<&mut Record> {
-        let known = self.gpus.get(&key(uuid)).is_some_and(Record::is_of_driver);
+    fn driver_record(&mut self, uuid: &str, spec: GpuSpec) -> Option<&mut GpuRecord> {
+        let known = self
+            .gpus
+            .get(&key(uuid))
+            .is_some_and(GpuRecord::is_of_driver);
         // Providers' GPUs do not count towards the driver's limit.
         let room = || self.gpus.values().filter(|gpu| gpu.is_of_driver()).count() < MAX_GPUS;
         (known || room()).then(|| {
-            let new = || Record::new(uuid.to_owned(), spec);
+            let new = || GpuRecord::new(uuid.to_owned(), spec);
             let record = self.gpus.entry(key(uuid)).or_insert_with(new);
             record.registration(Own::Nvml.source(), None);
             record
@@ -79,7 +82,7 @@ impl Board {
 
 /// Records that a GPU answers. A fault that its monitor has reported stays until the monitor
 /// reports the end, unless the GPU was lost since: then it has been reset.
-fn answers(record: &mut Record, spec: &GpuSpec) {
+fn answers(record: &mut GpuRecord, spec: &GpuSpec) {
     record.spec.clone_from(spec);
     let registration = record.registration(Own::Nvml.source(), None);
     registration.silence = None;
@@ -101,7 +104,7 @@ fn answers(record: &mut Record, spec: &GpuSpec) {
     }
 }
 
-fn does_not_answer(record: &mut Record, inventory: &Inventory) {
+fn does_not_answer(record: &mut GpuRecord, inventory: &Inventory) {
     let (uuid, pci) = (record.spec.uuid.clone(), record.spec.pci_bus_id.clone());
     let is_it = |one: &&UnreadableGpu| {
         let is = |name: &Option<String>, ours: &str| {

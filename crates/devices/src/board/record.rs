@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::{Own, READY, SUM, Said};
 
 /// A GPU with the conditions of all sources.
-pub(super) struct Record {
+pub(super) struct GpuRecord {
     name: String,
     pub(super) spec: GpuSpec,
     /// Registrations by the name of their source.
@@ -41,9 +41,9 @@ pub(super) struct SourceCondition {
     pub(super) since: Option<Timestamp>,
 }
 
-// === impl Record ===
+// === impl GpuRecord ===
 
-impl Record {
+impl GpuRecord {
     pub(super) fn new(name: String, spec: GpuSpec) -> Self {
         Self {
             name,

@@ -1,7 +1,7 @@
 //! Reports over whole sessions: the updates are written into a record of each event.
 
 use contract::HealthEvent;
-use model::event::Record;
+use model::event::EventRecord;
 use model::fault::FaultBook;
 use model::node::NodeView;
 use policy::Policy;
@@ -351,7 +351,7 @@ fn book(events: impl Iterator<Item = HealthEvent>) -> FaultBook {
     for (seq, mut event) in (1_u64..).zip(events) {
         let created_at = Timestamp::UNIX_EPOCH;
         model::event::normalise(&mut event, created_at);
-        book.record(&Record {
+        book.record(&EventRecord {
             seq: seq.into(),
             id: event.id.clone(),
             created_at,

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use model::attempt::Attempt;
 use model::device::test_util::slice;
 use model::device::{Rule, RuleChange};
-use model::journal::Entry;
+use model::journal::JournalEntry;
 use model::node::NodeChange;
 use model::position::Position;
 
@@ -33,7 +33,7 @@ pub(crate) enum Fate {
 #[derive(Debug, Default)]
 pub(crate) struct LookEffects {
     pub(crate) patches: Vec<Planned>,
-    pub(crate) notes: Vec<Entry>,
+    pub(crate) notes: Vec<JournalEntry>,
     /// Changes of rules, which are made at once.
     pub(crate) rules: Vec<RuleChange>,
     /// Pods to be removed; never answered.

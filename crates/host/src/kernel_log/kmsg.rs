@@ -20,7 +20,8 @@ use rustix::{
 use tokio::io::unix::AsyncFd;
 
 use super::{
-    Event, KMSG, KernelLogOpenError, Position, Record, record::parse_kmsg, write::devkmsg_is_off,
+    Event, KMSG, KernelLogOpenError, KernelLogRecord, Position, record::parse_kmsg,
+    write::devkmsg_is_off,
 };
 use crate::{
     boot::{BootClock, BootId},
@@ -226,7 +227,7 @@ impl Reader {
             });
         }
         record.wall = record.boot_time_us.map(|us| self.clock.wall_clock(us));
-        out.push(Event::Record(Record {
+        out.push(Event::Record(KernelLogRecord {
             boot_id: Some(self.boot_id),
             ..record.to_record()
         }));

@@ -22,7 +22,7 @@ use rustix::{
 use tokio::io::unix::AsyncFd;
 
 use super::{
-    Event, KernelLogOpenError, Position, Record,
+    Event, KernelLogOpenError, KernelLogRecord, Position,
     file_id::directory_of,
     follow::{Follow, ReadStep, StartingPlace, hash, open_file},
     line::{LineParser, unwrapped},
@@ -336,7 +336,7 @@ impl Output {
         let plain = unwrapped(line.bytes);
         let record = self.parser.parse(&plain);
         self.after_raw_record = record.seq.is_some();
-        out.push(Event::Record(Record {
+        out.push(Event::Record(KernelLogRecord {
             line: self.place.is_none().then_some(self.lines),
             place: self.place.clone(),
             ..record.to_record()

@@ -16,7 +16,7 @@ use crate::boot::BootId;
 
 /// A record of the kernel log that owns its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct KernelLogRecord {
     /// Kernel's sequence number, counted from 0 in each boot; only raw records have one.
     pub seq: Option<u64>,
     /// Boot of the record; known only for the kernel's own log and the journal.
@@ -42,15 +42,15 @@ pub struct Record {
 /// A record of the kernel log whose text is borrowed from the input buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordRef<'a> {
-    /// Sequence number, as in [`Record::seq`].
+    /// Sequence number, as in [`KernelLogRecord::seq`].
     pub seq: Option<u64>,
-    /// Monotonic time, as in [`Record::boot_time_us`].
+    /// Monotonic time, as in [`KernelLogRecord::boot_time_us`].
     pub boot_time_us: Option<u64>,
-    /// Wall-clock time, as in [`Record::wall`].
+    /// Wall-clock time, as in [`KernelLogRecord::wall`].
     pub wall: Option<Timestamp>,
-    /// Syslog facility, as in [`Record::facility`].
+    /// Syslog facility, as in [`KernelLogRecord::facility`].
     pub facility: Option<u8>,
-    /// Syslog severity, as in [`Record::level`].
+    /// Syslog severity, as in [`KernelLogRecord::level`].
     pub level: Option<u8>,
     /// Undecoded text of the record.
     pub raw_text: &'a [u8],
@@ -213,8 +213,8 @@ impl<'a> RecordRef<'a> {
     }
 
     /// Copies the record out of the buffer.
-    pub fn to_record(&self) -> Record {
-        Record {
+    pub fn to_record(&self) -> KernelLogRecord {
+        KernelLogRecord {
             seq: self.seq,
             boot_id: None,
             boot_time_us: self.boot_time_us,

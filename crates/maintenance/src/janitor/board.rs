@@ -24,7 +24,7 @@ mod io;
 mod next;
 mod nodes;
 
-use entry::Entry;
+use entry::BoardEntry;
 use events::events_of;
 pub use io::{CreateResult, Effect, Input, NodeUpdate, ResourceEvent, WriteResult};
 
@@ -43,7 +43,7 @@ pub struct Board {
     only: Option<String>,
     /// Unique id of this process.
     process: String,
-    entries: BTreeMap<Key, Entry>,
+    entries: BTreeMap<Key, BoardEntry>,
     nodes: BTreeMap<String, NodeEntry>,
     /// Jobs that reset GPUs, by name, with the termination message of their pods.
     jobs: BTreeMap<String, (Value, Option<String>)>,
@@ -181,7 +181,7 @@ impl Board {
     pub(super) fn working_on(&self, node: &str, chosen: impl Fn(&Key) -> bool) -> Option<String> {
         let node_entry = self.nodes.get(node)?;
         let view = node_entry.view.as_deref();
-        let works = |entry: &Entry| {
+        let works = |entry: &BoardEntry| {
             let resource = &entry.resource;
             let holds = match resource.kind {
                 Maintenance::Reboot | Maintenance::Terminate => {
@@ -254,7 +254,7 @@ impl Board {
             self.notify(&key, Some(&before), now, effects);
         } else {
             let node = resource.node.clone();
-            self.entries.insert(key.clone(), Entry::new(resource));
+            self.entries.insert(key.clone(), BoardEntry::new(resource));
             let node_entry = self.nodes.entry(node).or_default();
             node_entry.keys.insert(key.clone());
             self.notify(&key, None, now, effects);
@@ -283,7 +283,7 @@ impl Board {
 
     fn deleted(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
         self.set_wake(key, None);
-        let Some(Entry { resource, .. }) = self.entries.remove(key) else {
+        let Some(BoardEntry { resource, .. }) = self.entries.remove(key) else {
             return;
         };
         self.notify(key, Some(&resource), now, effects);

@@ -9,13 +9,13 @@ use crate::Status;
 pub(super) const SIGNAL_SENT: &str = "SignalSent";
 /// Condition that is true if a person has to send the signal.
 pub(super) const MANUAL_MODE: &str = "ManualMode";
-/// Condition of gpuwarden whose message is the [`Record`].
+/// Condition of gpuwarden whose message is the [`SignalRecord`].
 const RECORD: &str = "gpuwarden.dev/Signal";
 
 /// Record of a signal, written before the signal is sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Record {
+pub(super) struct SignalRecord {
     /// Boot id of the node before the signal.
     pub(super) boot_id: String,
     /// `metadata.uid` of the node before the signal.
@@ -32,9 +32,9 @@ pub(super) struct Record {
     pub(super) not_before: Option<Timestamp>,
 }
 
-// === impl Record ===
+// === impl SignalRecord ===
 
-impl Record {
+impl SignalRecord {
     /// Reads the record. `None` if it is missing or malformed.
     pub(super) fn read(status: &Status) -> Option<Self> {
         serde_json::from_str(&status.condition(RECORD)?.message).ok()

@@ -2,7 +2,7 @@
 //! location of the machine, choice of the reset type, and detection of a reset.
 //!
 //! Redfish has no ids of operations. Before a signal is sent, the node therefore
-//! [records](Record) what distinguishes a later reset: the node's boot, the time of the
+//! [records](PowerCycleRecord) what distinguishes a later reset: the node's boot, the time of the
 //! machine's last reset, and the last boot in the BMC's log (SEL). All these times are from the
 //! BMC's clock, and compared only with each other.
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 pub use config::{RedfishConfig, is_path};
 pub use log::{Log, entries_of, log_of};
-pub use record::{Record, Verdict};
+pub use record::{PowerCycleRecord, Verdict};
 
 /// Collection of the machines of a BMC.
 pub const SYSTEMS: &str = "/redfish/v1/Systems";

@@ -4,7 +4,7 @@
 use model::resource::CompletionReason;
 
 use super::failure::Class;
-use super::record::{Record, SIGNAL_SENT};
+use super::record::{SIGNAL_SENT, SignalRecord};
 use super::sending::{Answer, Course, Question, Sending};
 use super::signal::Step;
 use crate::gpu_reset::{ResetObservation, ResetState, is_reset};
@@ -64,10 +64,10 @@ impl ResetSignal<'_> {
     /// Returns the step that sends the signal. Must be called only if no signal is on its way.
     pub(super) fn send(&self) -> Step {
         let Some(record) = self.record() else {
-            let record = Record {
+            let record = SignalRecord {
                 attempt: 1,
                 by: self.0.process.to_owned(),
-                ..Record::default()
+                ..SignalRecord::default()
             };
             let mut next = self.0.resource.status.clone();
             self.0.announce(&mut next, &record);
@@ -112,9 +112,9 @@ impl ResetSignal<'_> {
     }
 
     /// Returns the record. A malformed one counts as a signal that may have been sent.
-    fn record(&self) -> Option<Record> {
-        let unreadable = || self.signal().map(|_| Record::default());
-        Record::read(&self.0.resource.status).or_else(unreadable)
+    fn record(&self) -> Option<SignalRecord> {
+        let unreadable = || self.signal().map(|_| SignalRecord::default());
+        SignalRecord::read(&self.0.resource.status).or_else(unreadable)
     }
 
     /// Returns the state of a reset whose signal was accepted.

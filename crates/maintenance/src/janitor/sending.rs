@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use model::resource::CompletionReason;
 
 use super::failure::{Class, Failure};
-use super::record::{Record, SIGNAL_SENT};
+use super::record::{SIGNAL_SENT, SignalRecord};
 use crate::{Resource, Status};
 
 /// Most signals of one resource that a provider refuses for now. All tries together take some
@@ -110,7 +110,7 @@ pub(super) enum Course {
 
 impl Sending<'_> {
     /// Returns the next step, given the record in the status.
-    pub(super) fn course(&self, record: &Record) -> Course {
+    pub(super) fn course(&self, record: &SignalRecord) -> Course {
         if let Some(answer) = &self.memory.response
             && let Some(course) = self.course_after(record, answer)
         {
@@ -138,13 +138,13 @@ impl Sending<'_> {
     }
 
     /// Records in a status that the signal of a try is about to be sent.
-    pub(super) fn announce(&self, status: &mut Status, record: &Record) {
+    pub(super) fn announce(&self, status: &mut Status, record: &SignalRecord) {
         record.write(status, self.now);
         let message = format!("operation {}", self.resource.operation());
         self.set(status, "Unknown", SENDING, &message);
     }
 
-    fn course_after(&self, record: &Record, answer: &Answer) -> Option<Course> {
+    fn course_after(&self, record: &SignalRecord, answer: &Answer) -> Option<Course> {
         match answer {
             Answer::Sent(Ok(request)) | Answer::Found(Ok(Found::Sent(request))) => {
                 let mut status = self.resource.status.clone();
@@ -175,7 +175,7 @@ impl Sending<'_> {
         (status != self.resource.status).then_some(Course::Note(status))
     }
 
-    fn refused_for_now(&self, record: &Record, failure: &Failure) -> Course {
+    fn refused_for_now(&self, record: &SignalRecord, failure: &Failure) -> Course {
         if record.attempt >= MAX_TRIES {
             let message = format!("after {MAX_TRIES} tries: {}", failure.text());
             return Course::Refused(CompletionReason::TransientFailure, message);
@@ -185,7 +185,7 @@ impl Sending<'_> {
             .unwrap_or(BACK_OFF_MAX);
         let wait = failure.retry_after.unwrap_or(doubled).min(BACK_OFF_MAX);
         let mut status = self.resource.status.clone();
-        let record = Record {
+        let record = SignalRecord {
             by: String::new(),
             not_before: self.now.checked_add(wait).ok(),
             ..record.clone()
@@ -197,13 +197,13 @@ impl Sending<'_> {
     }
 
     /// Starts another try after the previous signal was found not to be sent.
-    fn send_again(&self, record: &Record) -> Course {
+    fn send_again(&self, record: &SignalRecord) -> Course {
         if record.attempt >= MAX_TRIES {
             let message = format!("the signal did not reach the provider in {MAX_TRIES} tries");
             return Course::Refused(CompletionReason::TransientFailure, message);
         }
         let mut status = self.resource.status.clone();
-        let record = Record {
+        let record = SignalRecord {
             attempt: record.attempt + 1,
             by: self.process.to_owned(),
             not_before: None,

@@ -22,7 +22,7 @@ use super::Action;
 use super::config::{JanitorConfig, Rules};
 use super::failure::Class;
 use super::order::Position;
-use super::record::{MANUAL_MODE, Record, SIGNAL_SENT};
+use super::record::{MANUAL_MODE, SIGNAL_SENT, SignalRecord};
 use super::sending::{Answer, Course, Memory, Question, RETRYING, SUCCEEDED, Sending, UNCLEAR};
 use crate::SESSION_OBSERVED_WITHIN;
 use crate::{Condition, Resource, SESSION_ENDED, SESSION_ENDED_MESSAGE, Status};
@@ -213,7 +213,7 @@ impl Situation<'_> {
     fn begun(&self, node: &NodeObservation) -> Step {
         let mut status = self.resource.status.clone();
         status.start = Some(self.now);
-        let record = Record {
+        let record = SignalRecord {
             boot_id: node.boot_id.clone(),
             node_uid: node.uid.clone(),
             attempt: 1,
@@ -240,7 +240,7 @@ impl Situation<'_> {
 
     fn go_on(&self, start: Timestamp) -> Step {
         let status = &self.resource.status;
-        let record = Record::read(status);
+        let record = SignalRecord::read(status);
         if let Some(message) = self.success(record.as_ref()) {
             let done = Some(("True", SUCCEEDED));
             return self.end(&End {
@@ -275,7 +275,7 @@ impl Situation<'_> {
     }
 
     /// Returns the proof of success for people. `None` if there is none yet.
-    fn success(&self, record: Option<&Record>) -> Option<String> {
+    fn success(&self, record: Option<&SignalRecord>) -> Option<String> {
         let name = &self.resource.node;
         match (self.action, self.node) {
             (Action::Reboot, ObservedNode::Present(node)) => {
@@ -346,7 +346,7 @@ impl Situation<'_> {
     }
 
     /// Sends the signal, or asks whether it was sent.
-    fn send(&self, record: Option<Record>) -> Step {
+    fn send(&self, record: Option<SignalRecord>) -> Step {
         let Some(record) = record else {
             return match self.node {
                 ObservedNode::Unknown => Step::Wait(None),
@@ -397,10 +397,10 @@ impl Situation<'_> {
     /// its signal may be on its way.
     fn taken_over(&self, node: Option<&NodeObservation>) -> Step {
         let mut status = self.resource.status.clone();
-        let record = Record {
+        let record = SignalRecord {
             boot_id: node.map(|node| node.boot_id.clone()).unwrap_or_default(),
             node_uid: node.map(|node| node.uid.clone()).unwrap_or_default(),
-            ..Record::default()
+            ..SignalRecord::default()
         };
         record.write(&mut status, self.now);
         let message = "begun by another janitor, whose signal may have been sent";

@@ -18,7 +18,7 @@ const STATE: &str = "nvsentinel.nvidia.com/validation-state";
 
 /// A request that holds a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Entry {
+struct GateEntry {
     name: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tests: Vec<String>,
@@ -30,7 +30,7 @@ struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NodeRecord {
     active: Option<String>,
-    entries: Vec<Entry>,
+    entries: Vec<GateEntry>,
 }
 
 // === impl NodeRecord ===
@@ -61,7 +61,7 @@ impl NodeRecord {
     /// Adds a request with its tests.
     pub(super) fn add(&mut self, request: &str, tests: &[String]) {
         if !self.entries.iter().any(|one| one.name == request) {
-            self.entries.push(Entry {
+            self.entries.push(GateEntry {
                 name: request.to_owned(),
                 tests: tests.to_vec(),
                 failed: false,

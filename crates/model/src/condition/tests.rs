@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::event::{Record, normalise};
+use crate::event::{EventRecord, normalise};
 use crate::fault::FaultBook;
 use crate::reporter::Reporter;
 
@@ -20,7 +20,7 @@ fn book(events: Vec<HealthEvent>) -> FaultBook {
         let created_at = Timestamp::from_second(1_000 + i64::try_from(seq).unwrap()).unwrap();
         event.node_name = NODE.into();
         normalise(&mut event, created_at);
-        book.record(&Record {
+        book.record(&EventRecord {
             seq: seq.into(),
             id: event.id.clone(),
             created_at,

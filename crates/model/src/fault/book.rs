@@ -11,7 +11,7 @@ use super::capacity::{self, Missed};
 use super::closed::ClosedFaults;
 use super::reported_checks::ReportedChecks;
 use super::{Fault, Origin, Subject, heals};
-use crate::event::{Record, counts};
+use crate::event::{EventRecord, counts};
 use crate::position::Position;
 use crate::reporter::{Authority, is_own_word};
 use diagnosis::fold::Sightings;
@@ -119,7 +119,7 @@ impl FaultBook {
     }
 
     /// Records an event. Events at or before the last recorded position change nothing.
-    pub fn record(&mut self, record: &Record) -> Vec<Change> {
+    pub fn record(&mut self, record: &EventRecord) -> Vec<Change> {
         if record.seq <= self.applied {
             return vec![Change::Ignored(Ignored::AlreadyRecorded)];
         }
@@ -204,7 +204,7 @@ impl FaultBook {
         self.reported.of(node)
     }
 
-    fn open(&mut self, record: &Record) -> Vec<Change> {
+    fn open(&mut self, record: &EventRecord) -> Vec<Change> {
         let event = &record.event;
         if self.nodes.len() >= MAX_FAULTY_NODES && !self.nodes.contains_key(&event.node_name) {
             self.overflow += 1;
@@ -247,7 +247,7 @@ impl FaultBook {
     }
 
     /// Refreshes the open faults that an event reports.
-    fn refresh(&mut self, record: &Record, subjects: &[Subject]) -> Vec<Change> {
+    fn refresh(&mut self, record: &EventRecord, subjects: &[Subject]) -> Vec<Change> {
         let event = &record.event;
         let mut changes = Vec::new();
         let Some(faults) = self.nodes.get_mut(&event.node_name) else {
@@ -288,7 +288,7 @@ impl FaultBook {
         changes
     }
 
-    fn close(&mut self, record: &Record) -> Vec<Change> {
+    fn close(&mut self, record: &EventRecord) -> Vec<Change> {
         let event = &record.event;
         let mut changes = Vec::new();
         let mut ignored = Ignored::NothingToClose;
@@ -387,7 +387,7 @@ impl Fault {
         matches!((time(event), taken_over.and_then(own)), (Some(a), Some(b)) if a < b)
     }
 
-    fn new(record: &Record, code: &str, subject: Subject) -> Self {
+    fn new(record: &EventRecord, code: &str, subject: Subject) -> Self {
         let seen = Sightings::of(&record.event, record.created_at).by(record.created_at);
         Self {
             agent: record.event.agent.clone(),
@@ -421,7 +421,7 @@ impl Fault {
     /// Refreshes the fault with another report. The gravest event keeps standing for the fault:
     /// a fatal fault stays fatal until it is closed. Without `room` for the event of the
     /// report, the current event stays.
-    fn refresh(&mut self, record: &Record, subject: &Subject, room: bool) -> Change {
+    fn refresh(&mut self, record: &EventRecord, subject: &Subject, room: bool) -> Change {
         let seen = Sightings::of(&record.event, record.created_at).by(record.created_at);
         self.first_seen = self.first_seen.min(seen.first);
         self.last_seen = self.last_seen.max(seen.last);
@@ -441,12 +441,12 @@ impl Fault {
         }
     }
 
-    fn escalated_by(&self, record: &Record) -> bool {
+    fn escalated_by(&self, record: &EventRecord) -> bool {
         record.event.is_fatal && !self.event.is_fatal
     }
 
     /// Returns whether the event of the report replaces the one that stands for the fault.
-    fn replaced_by(&self, record: &Record) -> bool {
+    fn replaced_by(&self, record: &EventRecord) -> bool {
         let as_grave = record.event.is_fatal == self.event.is_fatal;
         self.escalated_by(record)
             || (as_grave && self.changed(record) && !self.outlives(&record.event))
@@ -454,7 +454,7 @@ impl Fault {
 
     /// Returns whether the report requests something else than the event that stands for the
     /// fault.
-    fn changed(&self, record: &Record) -> bool {
+    fn changed(&self, record: &EventRecord) -> bool {
         let (old, new) = (&self.event, &record.event);
         old.recommended_action != new.recommended_action
             || old.custom_recommended_action != new.custom_recommended_action

@@ -14,7 +14,7 @@ use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
 use super::{Fault, FaultBook, MAX_FAULT_BYTES_PER_NODE, MAX_OPEN_FAULTS_PER_NODE};
-use crate::event::{Record, is_notice};
+use crate::event::{EventRecord, is_notice};
 use crate::position::Position;
 use crate::reporter::Authority;
 
@@ -190,7 +190,7 @@ impl Rereading {
 
     /// Reads an event. Once a report finds no room in this reading either, the remaining ones
     /// are left for a later reading, so the earliest reports are known first.
-    pub fn record(&mut self, record: &Record) {
+    pub fn record(&mut self, record: &EventRecord) {
         let event = &record.event;
         let concerns = event.node_name == self.node
             && (event.is_healthy
@@ -202,7 +202,7 @@ impl Rereading {
         }
     }
 
-    fn has_room_for(&mut self, record: &Record) -> bool {
+    fn has_room_for(&mut self, record: &EventRecord) -> bool {
         let event = &record.event;
         let faults = self.found.faults(&self.node);
         if faults.is_empty() || !self.found.touched_by(event).is_empty() {

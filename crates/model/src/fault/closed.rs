@@ -12,7 +12,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::{Fault, MAX_FAULTY_NODES, Subject, heals};
-use crate::event::Record;
+use crate::event::EventRecord;
 use crate::reporter::Authority;
 
 /// Most closed faults that are remembered for one node and authority: the GPUs, switches and
@@ -56,7 +56,7 @@ pub(super) struct Closed {
 
 impl ClosedFaults {
     /// Remembers that the event `by` closed `fault`.
-    pub(super) fn note(&mut self, fault: Fault, by: &Record) {
+    pub(super) fn note(&mut self, fault: Fault, by: &EventRecord) {
         let node = &by.event.node_name;
         if !self.nodes.contains_key(node) && self.nodes.len() >= MAX_FAULTY_NODES {
             return;
@@ -90,7 +90,7 @@ impl ClosedFaults {
 
     /// Records a recovery of faults that are already closed. It also suppresses earlier reports
     /// that are still on their way.
-    pub(super) fn healed_again(&mut self, by: &Record) {
+    pub(super) fn healed_again(&mut self, by: &EventRecord) {
         let event = &by.event;
         let special = [keys::META_REBOOT, keys::META_GONE_AFTER];
         if special.iter().any(|key| event.metadata.contains_key(*key)) {
@@ -107,7 +107,7 @@ impl ClosedFaults {
 
     /// Returns whether `report` was made before the recovery that closed the fault with this
     /// code and subject.
-    pub(super) fn after(&self, report: &Record, code: &str, subject: &Subject) -> bool {
+    pub(super) fn after(&self, report: &EventRecord, code: &str, subject: &Subject) -> bool {
         let event = &report.event;
         let closed = self.nodes.get(&event.node_name).into_iter().flatten();
         closed
@@ -142,7 +142,7 @@ impl Closed {
             && self.authority == Authority::of(event)
     }
 
-    fn after(&self, report: &Record) -> bool {
+    fn after(&self, report: &EventRecord) -> bool {
         let metadata = &report.event.metadata;
         let of_this_boot =
             self.boot_id.is_some() && metadata.get(keys::META_BOOT_ID) == self.boot_id.as_ref();

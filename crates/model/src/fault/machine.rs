@@ -163,7 +163,7 @@ impl FaultBook {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Record, normalise};
+    use crate::event::{EventRecord, normalise};
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn record(book: &mut FaultBook, seq: u64, event: HealthEvent, second: i64) {
-        book.record(&Record {
+        book.record(&EventRecord {
             seq: seq.into(),
             id: event.id.clone(),
             created_at: at(second),

@@ -70,7 +70,7 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use model::event::{Record, normalise};
+    use model::event::{EventRecord, normalise};
     use model::fault::FaultBook;
 
     type Names<'a> = &'a [(&'a str, &'a str)];
@@ -128,7 +128,7 @@ mod tests {
             let mut first = event(entities, codes, false);
             for (seq, event) in [(1, &mut first), (2, &mut event(healed, healed_codes, true))] {
                 normalise(event, now);
-                book.record(&Record {
+                book.record(&EventRecord {
                     seq: seq.into(),
                     id: event.id.clone(),
                     created_at: now,

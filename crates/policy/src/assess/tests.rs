@@ -1,7 +1,7 @@
 //! Tables of the desired state for faults of a node, and the number of rule evaluations.
 
 use contract::{BehaviourOverrides, Entity};
-use model::event::{Record, normalise};
+use model::event::{EventRecord, normalise};
 use model::fault::FaultBook;
 use model::reporter::{Process, Reporter};
 
@@ -14,7 +14,7 @@ fn faults(events: Vec<HealthEvent>) -> Vec<Fault> {
         let created_at = Timestamp::from_second(1_000 + i64::try_from(seq).unwrap()).unwrap();
         event.node_name = "n1".into();
         normalise(&mut event, created_at);
-        book.record(&Record {
+        book.record(&EventRecord {
             seq: seq.into(),
             id: event.id.clone(),
             created_at,

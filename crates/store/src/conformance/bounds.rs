@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use contract::HealthEvent;
 use jiff::Timestamp;
-use model::journal::{Entry, EntryKind};
+use model::journal::{EntryKind, JournalEntry};
 use tokio::task::JoinSet;
 
 use super::{Store, all, event, numbers, positions, read_feed, status, time};
@@ -52,7 +52,7 @@ pub async fn refuses_what_is_over_a_limit(open: impl AsyncFn() -> Store) {
         "event 1: generatedTimestamp",
     );
 
-    let entry = |node: &str, bytes: usize| Entry {
+    let entry = |node: &str, bytes: usize| JournalEntry {
         at: time(0),
         node: node.to_owned(),
         session: None,
@@ -132,7 +132,7 @@ pub async fn refuses_what_is_over_a_limit(open: impl AsyncFn() -> Store) {
 
 /// All acknowledged data is there after reopening, and positions continue.
 pub async fn keeps_all_when_reopened(open: impl AsyncFn() -> Store) {
-    let entry = Entry {
+    let entry = JournalEntry {
         at: time(0),
         node: "n1".to_owned(),
         session: None,
@@ -246,7 +246,7 @@ pub async fn deletes_what_is_old_and_finished(open: impl AsyncFn() -> Store) {
         .await
         .unwrap();
     let at = positions(&appended);
-    let entry = |n| Entry {
+    let entry = |n| JournalEntry {
         at: time(n),
         node: "n1".to_owned(),
         session: None,

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use model::event::Record;
-use model::journal::{Entry, EntryKind};
+use model::event::EventRecord;
+use model::journal::{EntryKind, JournalEntry};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -70,7 +70,7 @@ pub async fn begins_anew_behind_its_history(open: impl AsyncFn() -> Store) {
     assert!(grow(positions(&answers).into_iter()));
     let newest = answers[3].seq;
     let feed = store.feed(anew.since, 10).await.unwrap();
-    let ids = |records: &[Record]| -> Vec<String> {
+    let ids = |records: &[EventRecord]| -> Vec<String> {
         records.iter().map(|record| record.id.clone()).collect()
     };
     let expected = [&old[1], &new, &old[0]].map(|one| one.event.id.clone());
@@ -147,7 +147,7 @@ pub async fn feeds_a_follower_every_event_once(open: impl AsyncFn() -> Store) {
         let store = Arc::clone(&store);
         async move {
             let mut latest = store.latest();
-            let mut seen: Vec<Record> = Vec::new();
+            let mut seen: Vec<EventRecord> = Vec::new();
             loop {
                 let after = seen.last().map_or(Position::START, |record| record.seq);
                 tokio::select! {
@@ -309,7 +309,7 @@ pub async fn keeps_the_journal_in_order(open: impl AsyncFn() -> Store) {
         EntryKind::Session,
         EntryKind::Attention,
     ];
-    let entry = |node: &str, n: usize| Entry {
+    let entry = |node: &str, n: usize| JournalEntry {
         // Not in the order of writing, and with a precision finer than the store keeps.
         at: time(1_000 - i64::try_from(n).unwrap()) + SignedDuration::from_nanos(1_500),
         node: node.to_owned(),
@@ -322,7 +322,7 @@ pub async fn keeps_the_journal_in_order(open: impl AsyncFn() -> Store) {
             _ => serde_json::json!("text"),
         },
     };
-    let kept = |mut entry: Entry| {
+    let kept = |mut entry: JournalEntry| {
         entry.at = Timestamp::from_microsecond(entry.at.as_microsecond()).unwrap();
         entry
     };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use contract::{BehaviourOverrides, Entity, HealthEvent, json};
 use jiff::Timestamp;
-use model::event::{Record, normalise};
+use model::event::{EventRecord, normalise};
 
 use super::{
     Store, all, event, event_without_time, grow, numbers, positions, read_feed, report, status,
@@ -109,7 +109,7 @@ pub async fn keeps_an_event_as_it_was(open: impl AsyncFn() -> Store) {
     let new = events.clone().map(|event| NewEvent { event, received_at });
     let answers = store.append(new.to_vec()).await.unwrap();
     for (seq, event) in positions(&answers).into_iter().zip(events) {
-        let expected = Record {
+        let expected = EventRecord {
             seq,
             id: event.id.clone(),
             created_at: "2026-01-01T00:00:00.123456Z".parse().unwrap(),

@@ -1,7 +1,7 @@
 //! Journal: decisions and actions, recorded beside the events.
 
 use jiff::Timestamp;
-use model::journal::Entry;
+use model::journal::JournalEntry;
 use rusqlite::Connection;
 use serde_json::Value;
 
@@ -43,7 +43,7 @@ pub(super) fn timeline(
     connection: &Connection,
     node: &str,
     limit: usize,
-) -> Result<Vec<Entry>, StoreError> {
+) -> Result<Vec<JournalEntry>, StoreError> {
     let failed = |error| failure("read the journal", error);
     let mut statement = connection
         .prepare_cached(
@@ -70,11 +70,11 @@ pub(super) fn timeline(
 }
 
 /// Returns the entry in a row, and the size of its text and detail (bytes).
-fn read(row: &rusqlite::Row<'_>) -> Result<(Entry, usize), BoxError> {
+fn read(row: &rusqlite::Row<'_>) -> Result<(JournalEntry, usize), BoxError> {
     let (kind, text): (String, String) = (row.get(3)?, row.get(4)?);
     let detail: Option<String> = row.get(5)?;
     let bytes = text.len() + detail.as_ref().map_or(0, String::len);
-    let entry = Entry {
+    let entry = JournalEntry {
         at: Timestamp::from_microsecond(row.get(0)?)?,
         node: row.get(1)?,
         session: row.get(2)?,
@@ -88,7 +88,7 @@ fn read(row: &rusqlite::Row<'_>) -> Result<(Entry, usize), BoxError> {
 // === impl EntryRow ===
 
 impl EntryRow {
-    pub(super) fn of(entry: &Entry) -> Result<Self, StoreError> {
+    pub(super) fn of(entry: &JournalEntry) -> Result<Self, StoreError> {
         let detail = (!entry.detail.is_null()).then(|| entry.detail.to_string());
         limits::entry_size(entry.text.len() + detail.as_ref().map_or(0, String::len))?;
         Ok(Self {
@@ -114,7 +114,7 @@ mod tests {
     fn a_timeline_of_large_entries_ends_early_with_the_newest() {
         let dir = tempfile::TempDir::new().unwrap();
         let connection = schema::open(&dir.path().join("events.db")).unwrap();
-        let entry = |text: String| Entry {
+        let entry = |text: String| JournalEntry {
             at: Timestamp::UNIX_EPOCH,
             node: "n1".to_owned(),
             session: None,

@@ -1,7 +1,7 @@
 //! Queries for events, statuses and statistics.
 
 use jiff::Timestamp;
-use model::event::Record;
+use model::event::EventRecord;
 use model::position::Position;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Params, Row, params_from_iter};
@@ -21,7 +21,7 @@ pub(super) fn feed(
     unreadable: &Unreadable,
     after: Position,
     limit: usize,
-) -> Result<Vec<Record>, StoreError> {
+) -> Result<Vec<EventRecord>, StoreError> {
     let sql = "SELECT seq, id, created_at, body FROM event WHERE seq > ?1 ORDER BY seq";
     records(
         connection,
@@ -51,7 +51,7 @@ pub(super) fn events(
     connection: &Connection,
     unreadable: &Unreadable,
     query: &EventQuery,
-) -> Result<Vec<Record>, StoreError> {
+) -> Result<Vec<EventRecord>, StoreError> {
     let mut sql = "SELECT seq, id, created_at, body FROM event WHERE TRUE".to_owned();
     let mut values = Vec::new();
     let conditions = [
@@ -82,7 +82,7 @@ pub(super) fn event(
     connection: &Connection,
     unreadable: &Unreadable,
     id: &str,
-) -> Result<Option<Record>, StoreError> {
+) -> Result<Option<EventRecord>, StoreError> {
     let sql = "SELECT seq, id, created_at, body FROM event WHERE id = ?1";
     Ok(records(connection, unreadable, sql, [id], 1, usize::MAX)?.pop())
 }
@@ -177,7 +177,7 @@ fn records(
     params: impl Params,
     limit: usize,
     max_bytes: usize,
-) -> Result<Vec<Record>, StoreError> {
+) -> Result<Vec<EventRecord>, StoreError> {
     let failed = |error| failure("read events", error);
     let mut statement = connection.prepare_cached(sql).map_err(failed)?;
     let mut rows = statement.query(params).map_err(failed)?;
@@ -199,8 +199,8 @@ fn records(
 }
 
 /// Reads a row of `seq, id, created_at, body`.
-pub(super) fn record(row: &Row<'_>) -> Result<Record, BoxError> {
-    Ok(Record {
+pub(super) fn record(row: &Row<'_>) -> Result<EventRecord, BoxError> {
+    Ok(EventRecord {
         seq: position(row.get(0)?),
         id: row.get(1)?,
         created_at: Timestamp::from_microsecond(row.get(2)?)?,

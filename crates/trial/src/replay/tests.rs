@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 
-fn event(node: &str, second: i64, gpu: &str, healthy: bool) -> Record {
+fn event(node: &str, second: i64, gpu: &str, healthy: bool) -> EventRecord {
     let mut event = HealthEvent {
         agent: "gpu-health-monitor".into(),
         component_class: "GPU".into(),
@@ -20,7 +20,7 @@ fn event(node: &str, second: i64, gpu: &str, healthy: bool) -> Record {
     };
     let created_at = Timestamp::from_second(second).unwrap();
     normalise(&mut event, created_at);
-    Record {
+    EventRecord {
         seq: Position::START,
         id: event.id.clone(),
         created_at,
@@ -28,7 +28,7 @@ fn event(node: &str, second: i64, gpu: &str, healthy: bool) -> Record {
     }
 }
 
-fn run(replay: &mut Replay, events: &[Record]) -> Vec<String> {
+fn run(replay: &mut Replay, events: &[EventRecord]) -> Vec<String> {
     let decisions = events.iter().flat_map(|event| replay.take(event));
     decisions
         .map(|decision| {
@@ -104,7 +104,7 @@ fn listed_nodes_are_what_the_rules_see_without_what_is_ours_on_them() {
     ];
     let mut replay = Replay::new(Policy::builtin(), Some(nodes));
     let names = ["opted-out", "ours", "cordoned", "elsewhere"];
-    let events: Vec<Record> = names
+    let events: Vec<EventRecord> = names
         .iter()
         .map(|name| event(name, 10, "0", false))
         .collect();
@@ -152,7 +152,7 @@ fn cluster(count: usize) -> Vec<NodeView> {
     (0..count).map(node).collect()
 }
 
-fn failures(nodes: std::ops::Range<i64>, second: i64) -> Vec<Record> {
+fn failures(nodes: std::ops::Range<i64>, second: i64) -> Vec<EventRecord> {
     let one = |n| event(&format!("n{n}"), second + n, "0", false);
     nodes.map(one).collect()
 }

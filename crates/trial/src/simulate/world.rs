@@ -9,7 +9,7 @@ use fleet::brake::pause::Pause;
 use fleet::session::Session;
 use fleet::{DeviceInput, DeviceWatch, Effect, Fleet, FleetInput, SavedState, SwitchState};
 use jiff::{SignedDuration, Timestamp};
-use model::event::{Record, normalise};
+use model::event::{EventRecord, normalise};
 use model::ownership::Ownership;
 use model::position::Position;
 
@@ -35,7 +35,7 @@ pub(super) struct World {
     pub(super) setup: Setup,
     pub(super) configuration: Configuration,
     pub(super) nodes: Vec<SimNode>,
-    pub(super) stored: Vec<Record>,
+    pub(super) stored: Vec<EventRecord>,
     /// Number of stored events that the controller has read.
     read: usize,
     saved: Option<SavedState>,
@@ -212,7 +212,7 @@ impl World {
         }
         self.positions += 1;
         let seq = self.positions;
-        self.stored.push(Record {
+        self.stored.push(EventRecord {
             seq: seq.into(),
             id: event.id.clone(),
             created_at,

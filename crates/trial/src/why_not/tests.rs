@@ -6,7 +6,7 @@ use fleet::brake::Hold;
 use fleet::session::{Failure, Session};
 use jiff::Timestamp;
 use model::device::NodeDevices;
-use model::event::{Record, normalise};
+use model::event::{EventRecord, normalise};
 use model::fault::{Fault, FaultBook};
 use model::node::NodeView;
 use policy::Policy;
@@ -32,7 +32,7 @@ fn faults(fatal: bool) -> Vec<Fault> {
     };
     normalise(&mut event, at(100));
     let mut book = FaultBook::default();
-    book.record(&Record {
+    book.record(&EventRecord {
         seq: 1.into(),
         id: event.id.clone(),
         created_at: at(100),

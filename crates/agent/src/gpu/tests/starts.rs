@@ -3,7 +3,7 @@
 use contract::node::{FaultEntity, ListFaultsResponse, OpenFault};
 use contract::{Entity, RecommendedAction};
 use diagnosis::decode::KernelLogDecoder;
-use model::event::Record;
+use model::event::EventRecord;
 
 use super::*;
 use crate::gpu::starts::{POLLS, REPEAT_AFTER};
@@ -108,7 +108,7 @@ async fn a_start_that_failed_is_over_when_the_gpu_answers_again() {
     // Each is reported once, for the GPU that has started.
     assert_eq!(over.len(), 2, "{over:?}");
     let mut book = FaultBook::default();
-    let record = |event: &HealthEvent, seq: u64| Record {
+    let record = |event: &HealthEvent, seq: u64| EventRecord {
         seq: seq.into(),
         id: format!("{seq:024}"),
         event: event.clone(),

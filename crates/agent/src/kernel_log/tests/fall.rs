@@ -12,7 +12,7 @@ const OTHER_FALL: &str = "NVRM: GPU 0000:b4:00.0: GPU has fallen off the bus.";
 fn open_after(events: &[HealthEvent]) -> Vec<String> {
     let mut book = FaultBook::default();
     for (seq, event) in (1_u64..).zip(events) {
-        book.record(&model::event::Record {
+        book.record(&model::event::EventRecord {
             seq: seq.into(),
             id: event.id.clone(),
             created_at: Timestamp::UNIX_EPOCH,

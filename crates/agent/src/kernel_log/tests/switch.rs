@@ -20,7 +20,7 @@ fn a_switch_is_named_with_its_function_and_is_the_same_without_it() {
     };
     assert_eq!(of_type("PCI"), ["0000:c1:00.0"]);
 
-    let record = |seq: u64, event: &HealthEvent| model::event::Record {
+    let record = |seq: u64, event: &HealthEvent| model::event::EventRecord {
         seq: seq.into(),
         id: event.id.clone(),
         created_at: Timestamp::UNIX_EPOCH,

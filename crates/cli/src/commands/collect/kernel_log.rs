@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use anyhow::bail;
-use host::kernel_log::{Event, Record, Source, Spec};
+use host::kernel_log::{Event, KernelLogRecord, Source, Spec};
 
 use super::{Collected, Collection};
 
@@ -81,7 +81,7 @@ async fn read(source: &mut Source, newest: &mut Newest) -> anyhow::Result<()> {
 }
 
 /// Returns a record in the form of `dmesg -r --time-format iso`, with further lines indented.
-fn line(record: &Record) -> String {
+fn line(record: &KernelLogRecord) -> String {
     let mut line = String::new();
     if let (Some(facility), Some(level)) = (record.facility, record.level) {
         line.push_str(&format!("<{}>", u32::from(facility) * 8 + u32::from(level)));
@@ -130,7 +130,7 @@ mod tests {
     fn a_line_is_read_again_as_it_was() {
         let wall = "2026-11-25T14:41:34.123456Z".parse().unwrap();
         let text = "NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, GPU has fallen off the bus.";
-        let mut record = Record {
+        let mut record = KernelLogRecord {
             seq: Some(7),
             boot_id: None,
             boot_time_us: Some(1_500_000),

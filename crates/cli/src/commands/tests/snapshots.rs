@@ -16,8 +16,8 @@ use fleet::drain::plan::{PodFacts, plan};
 use fleet::drain::{Drain, DrainConfig, PodView};
 use fleet::view::NodeStatus;
 use jiff::Timestamp;
-use model::event::Record;
-use model::journal::Entry;
+use model::event::EventRecord;
+use model::journal::JournalEntry;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -69,13 +69,13 @@ fn xid(line: &str, id: &str, second: i64) -> HealthEvent {
 }
 
 /// Returns the events of the world, in the order of the feed.
-fn records() -> Vec<Record> {
+fn records() -> Vec<EventRecord> {
     let minor = "NVRM: Xid (PCI:0000:b3:00): 31, pid=48213, name=python3, Ch 00000008, intr 00000000. \
                  MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_3 faulted @ 0x7f2c_41bd4000";
     let fatal =
         "NVRM: Xid (PCI:0000:b3:00): 79, pid=48213, name=python3, GPU has fallen off the bus.";
     let events = [(1, 0, xid(minor, "e1", 0)), (2, 60, xid(fatal, "e2", 60))];
-    let record = |(seq, second, event): (u64, i64, HealthEvent)| Record {
+    let record = |(seq, second, event): (u64, i64, HealthEvent)| EventRecord {
         seq: serde_json::from_value(json!(seq)).unwrap(),
         id: event.id.clone(),
         created_at: at(second),
@@ -84,7 +84,7 @@ fn records() -> Vec<Record> {
     events.map(record).into()
 }
 
-fn journal() -> Vec<Entry> {
+fn journal() -> Vec<JournalEntry> {
     let entry = |second, kind: &str, text: &str| {
         let entry = json!({"at": at(second), "node": "gpu-1", "session": "s1", "kind": kind,
             "text": text, "detail": {"events": ["e2"]}});
@@ -175,7 +175,7 @@ fn answers() -> Answers {
         journal: &journal,
         status: Some(&node),
     });
-    let view = |record: &Record| EventView {
+    let view = |record: &EventRecord| EventView {
         seq: record.seq,
         created_at: record.created_at,
         event: contract::json::to_value(&record.event),

@@ -161,7 +161,7 @@ fn what_answers_mean() {
     let missing = || ApiError::NotFound {
         message: "not there".into(),
     };
-    let record = Record {
+    let record = LeaseRecord {
         version: "7".into(),
         holder: "x".into(),
         duration: Some(Duration::from_secs(15)),
@@ -174,7 +174,7 @@ fn what_answers_mean() {
     let bare = json!({"metadata": {"resourceVersion": "7"}});
     let lease = |object: &Value| -> Lease { serde_json::from_value(object.clone()).unwrap() };
     let (take, renew) = (Ask::Take(record.clone()), Ask::Renew(record.clone()));
-    let nobodys = Record {
+    let nobodys = LeaseRecord {
         holder: String::new(),
         duration: None,
         transitions: 0,

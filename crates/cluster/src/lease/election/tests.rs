@@ -6,8 +6,8 @@ use crate::tenure::WRITES_END;
 const OTHER: &str = "other";
 const ME: &str = "me";
 
-fn record(version: u32, holder: &str) -> Record {
-    Record {
+fn record(version: u32, holder: &str) -> LeaseRecord {
+    LeaseRecord {
         version: version.to_string(),
         holder: holder.to_owned(),
         duration: Some(LEASE_DURATION),
@@ -111,7 +111,7 @@ fn anothers_lease_is_taken_when_it_was_seen_unchanged_for_its_whole_time() {
 #[test]
 fn a_lease_that_says_how_long_it_lasts_is_left_alone_for_so_long() {
     let mut talk = Talk::new();
-    let longer = Record {
+    let longer = LeaseRecord {
         duration: Some(Duration::from_secs(60)),
         ..record(1, OTHER)
     };
@@ -246,7 +246,7 @@ struct Process {
 #[derive(Default)]
 struct Server {
     version: u32,
-    lease: Option<Record>,
+    lease: Option<LeaseRecord>,
     /// Requests that arrive after their sender has given up: time, and sender.
     strays: Vec<(u64, Ask, String)>,
 }

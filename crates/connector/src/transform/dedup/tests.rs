@@ -502,7 +502,7 @@ fn what_was_stored_before_a_restart_is_recalled() {
     ] {
         before.now = at(seconds);
         let (events, _) = before.batch(&[event]);
-        records.push(Record {
+        records.push(EventRecord {
             seq: before.seq.into(),
             id: events[0].id.clone(),
             created_at: before.now,

@@ -1,5 +1,5 @@
 use contract::HealthEvent;
-use model::event::{Record, normalise};
+use model::event::{EventRecord, normalise};
 use model::fault::FaultBook;
 use runtime::metrics::Metrics;
 use serde_json::json;
@@ -41,7 +41,7 @@ fn record(book: &mut FaultBook, second: i64, code: &str, fatal: bool, healthy: b
         ..HealthEvent::default()
     };
     normalise(&mut event, at(second));
-    book.record(&Record {
+    book.record(&EventRecord {
         seq: (book.applied().number() + 1).into(),
         id: event.id.clone(),
         created_at: at(second),

@@ -8,7 +8,7 @@ use contract::keys;
 use fleet::session::{Intent, Patch};
 use fleet::{FleetInput, PatchAnswer, Planned};
 use jiff::Timestamp;
-use model::journal::{Entry, EntryKind};
+use model::journal::{EntryKind, JournalEntry};
 use model::node::NodeChange;
 use runtime::logging::chain;
 use serde_json::json;
@@ -16,9 +16,9 @@ use serde_json::json;
 use super::{Answer, Client, retry_after};
 
 /// Returns the journal entry about a patch, to be written before the request.
-pub(crate) fn call(planned: &Planned, at: Timestamp) -> Entry {
+pub(crate) fn call(planned: &Planned, at: Timestamp) -> JournalEntry {
     let call = cluster::patch::describe(&planned.view, &planned.patch.change);
-    Entry {
+    JournalEntry {
         at,
         node: planned.node.clone(),
         session: planned.session.clone(),

@@ -1,6 +1,6 @@
 //! Ends of a session: by recovery, by hand, by request, and combinations.
 
-use model::journal::Entry;
+use model::journal::JournalEntry;
 use model::ownership::ReleaseRequest;
 
 use super::*;
@@ -62,7 +62,8 @@ fn a_release_that_is_asked_for_takes_back_what_is_ours_and_dismisses_what_was_se
         let text = serde_json::to_string(&request).unwrap();
         world["n1"].annotations.insert(keys::RELEASE.into(), text);
         let looked = world.look(Fate::Made);
-        let is_told = |note: &Entry| note.text.contains("released by alice: GPU 0 was swapped");
+        let is_told =
+            |note: &JournalEntry| note.text.contains("released by alice: GPU 0 was swapped");
         assert!(looked.notes.iter().any(is_told), "{:?}", looked.notes);
         assert_eq!(
             looked.patch().map(|patch| patch.intent),

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::file::Head;
-use crate::kernel_log::{Cursor, Position, Record, record::readable};
+use crate::kernel_log::{Cursor, KernelLogRecord, Position, record::readable};
 
 /// Fields that are read from an entry, in the order of [`Fields`].
 pub(super) const WANTED: [&[u8]; 8] = [
@@ -28,7 +28,7 @@ pub(super) struct Fields {
 impl Fields {
     /// Returns the record; `None` for an entry that is neither the kernel's nor the reset
     /// job's, or that cannot be trusted: any user may log under any identifier.
-    pub(super) fn record(self, head: &Head, cursor: Cursor) -> Option<Record> {
+    pub(super) fn record(self, head: &Head, cursor: Cursor) -> Option<KernelLogRecord> {
         let [
             message,
             priority,
@@ -64,7 +64,7 @@ impl Fields {
         let wall = i64::try_from(head.realtime.saturating_sub(delay))
             .ok()
             .and_then(|time| Timestamp::from_microsecond(time).ok());
-        Some(Record {
+        Some(KernelLogRecord {
             seq: None,
             boot_id: Some(head.boot_id),
             boot_time_us,

@@ -4,12 +4,12 @@ use jiff::Timestamp;
 
 use super::io::Effect;
 use crate::janitor::failure::Class;
-use crate::janitor::record::{Record, SIGNAL_SENT};
+use crate::janitor::record::{SIGNAL_SENT, SignalRecord};
 use crate::janitor::sending::{ASK_AGAIN, Answer, Found, Memory, Question};
 use crate::{Maintenance, Resource};
 
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct BoardEntry {
     pub(super) resource: Resource,
     pub(super) memory: Memory,
     /// Version of the resource when the pending write to it, its node or its Job was started.
@@ -25,9 +25,9 @@ pub(super) struct Entry {
     pub(super) wake: Option<Timestamp>,
 }
 
-// === impl Entry ===
+// === impl BoardEntry ===
 
-impl Entry {
+impl BoardEntry {
     pub(super) fn new(resource: Resource) -> Self {
         Self {
             resource,
@@ -79,7 +79,7 @@ impl Entry {
             Effect::Ask { question, .. } => {
                 self.asking = true;
                 if *question == Question::Send {
-                    let record = Record::read(&self.resource.status);
+                    let record = SignalRecord::read(&self.resource.status);
                     self.memory.sent = record.map(|record| record.attempt);
                 }
             }

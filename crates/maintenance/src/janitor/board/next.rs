@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use model::resource::CompletionReason;
 
-use super::entry::Entry;
+use super::entry::BoardEntry;
 use super::io::Effect;
 use super::{Board, NodeEntry, WRITE_AGAIN};
 use crate::gpu_reset::{self, Decision, Gpus, ResetObservation, job_name};
@@ -58,7 +58,7 @@ impl Board {
         }
     }
 
-    fn next(&self, entry: &Entry, now: Timestamp) -> Next {
+    fn next(&self, entry: &BoardEntry, now: Timestamp) -> Next {
         let resource = &entry.resource;
         if !self.carries_out(resource.kind) {
             return Next::Wait(None);
@@ -87,7 +87,7 @@ impl Board {
     }
 
     /// Decides about a reboot or a termination.
-    fn signal(&self, entry: &Entry, action: Action, now: Timestamp) -> Next {
+    fn signal(&self, entry: &BoardEntry, action: Action, now: Timestamp) -> Next {
         let resource = &entry.resource;
         let (Some(rules), Some(node_entry)) =
             (self.config.rules(action), self.nodes.get(&resource.node))
@@ -134,7 +134,7 @@ impl Board {
     }
 
     /// Decides about a GPU reset or a hand-over.
-    fn request(&self, entry: &Entry, now: Timestamp) -> Next {
+    fn request(&self, entry: &BoardEntry, now: Timestamp) -> Next {
         let request = &entry.resource;
         let node_entry = self.nodes.get(&request.node);
         let Some(node_entry) =
@@ -160,7 +160,7 @@ impl Board {
     /// Decides about a GPU reset. Returns the effect, or the time of the next decision.
     fn reset(
         &self,
-        entry: &Entry,
+        entry: &BoardEntry,
         node_entry: &NodeEntry,
         now: Timestamp,
     ) -> (Option<Effect>, Option<Timestamp>) {
@@ -199,7 +199,11 @@ impl Board {
 
     /// Returns the signal of a reset by a provider. `None` if a Job carries out the reset. A
     /// reset that has started continues the same way, even if the configuration has changed.
-    fn reset_signal<'a>(&'a self, entry: &'a Entry, now: Timestamp) -> Option<ResetSignal<'a>> {
+    fn reset_signal<'a>(
+        &'a self,
+        entry: &'a BoardEntry,
+        now: Timestamp,
+    ) -> Option<ResetSignal<'a>> {
         let request = &entry.resource;
         let signal = ResetSignal(Sending {
             resource: request,

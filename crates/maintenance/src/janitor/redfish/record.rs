@@ -11,7 +11,7 @@ const TOLD_WITHIN: SignedDuration = SignedDuration::from_mins(2);
 /// Record of a signal, as JSON in the node's annotation `gpuwarden.dev/power-cycle`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Record {
+pub struct PowerCycleRecord {
     /// Id of the operation.
     pub operation: String,
     /// Boot id of the node before the signal.
@@ -39,9 +39,9 @@ pub enum Verdict {
     Unknown,
 }
 
-// === impl Record ===
+// === impl PowerCycleRecord ===
 
-impl Record {
+impl PowerCycleRecord {
     /// Reads the record from an annotation, if it belongs to the operation.
     pub fn read(annotation: Option<&str>, operation: &str) -> Option<Self> {
         let record: Self = serde_json::from_str(annotation?).ok()?;

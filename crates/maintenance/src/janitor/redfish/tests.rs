@@ -151,7 +151,7 @@ fn the_log_is_the_sel_where_there_is_one() {
 
 #[test]
 fn a_record_knows_its_operation_and_the_boot() {
-    let record = Record {
+    let record = PowerCycleRecord {
         operation: "op-1".to_owned(),
         boot_id: "boot-1".to_owned(),
         last_reset: None,
@@ -159,10 +159,13 @@ fn a_record_knows_its_operation_and_the_boot() {
         at: at("2026-11-25T10:00:00Z"),
     };
     let text = serde_json::to_string(&record).unwrap();
-    assert_eq!(Record::read(Some(&text), "op-1").as_ref(), Some(&record));
-    assert_eq!(Record::read(Some(&text), "op-2"), None);
-    assert_eq!(Record::read(Some("{"), "op-1"), None);
-    assert_eq!(Record::read(None, "op-1"), None);
+    assert_eq!(
+        PowerCycleRecord::read(Some(&text), "op-1").as_ref(),
+        Some(&record)
+    );
+    assert_eq!(PowerCycleRecord::read(Some(&text), "op-2"), None);
+    assert_eq!(PowerCycleRecord::read(Some("{"), "op-1"), None);
+    assert_eq!(PowerCycleRecord::read(None, "op-1"), None);
     assert!(record.booted("boot-2"));
     assert!(!record.booted("boot-1") && !record.booted(""));
 }
@@ -190,7 +193,7 @@ fn only_a_witness_says_that_a_machine_was_reset_or_not() {
         (Some(old), None, None, None, 121, Unknown),
         (None, None, None, None, 1, TooSoon),
     ] {
-        let record = Record {
+        let record = PowerCycleRecord {
             operation: "op".to_owned(),
             boot_id: "boot".to_owned(),
             last_reset: before.map(str::to_owned),

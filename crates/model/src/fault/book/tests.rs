@@ -9,7 +9,7 @@ use crate::reporter::{Process, Reporter};
 mod bounds;
 mod closed;
 
-fn record(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> Record {
+fn record(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> EventRecord {
     let created_at = Timestamp::from_second(1_800_000_000 + i64::try_from(seq).unwrap()).unwrap();
     let mut event = HealthEvent {
         version: 1,
@@ -25,7 +25,7 @@ fn record(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> Record {
     };
     edit(&mut event);
     normalise(&mut event, created_at);
-    Record {
+    EventRecord {
         seq: seq.into(),
         id: event.id.clone(),
         created_at,
@@ -34,7 +34,7 @@ fn record(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> Record {
 }
 
 /// Returns the record, accepted `second` seconds after the epoch of these tests.
-fn accepted(mut record: Record, second: i64) -> Record {
+fn accepted(mut record: EventRecord, second: i64) -> EventRecord {
     record.created_at = Timestamp::from_second(1_800_000_000 + second).unwrap();
     record
 }
@@ -46,7 +46,7 @@ fn entity(kind: &str, value: &str) -> Entity {
     }
 }
 
-fn healthy(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> Record {
+fn healthy(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> EventRecord {
     record(seq, |event| {
         event.is_healthy = true;
         event.is_fatal = false;
@@ -140,7 +140,7 @@ fn a_book_begins_behind_what_is_history() {
 /// events again.
 #[test]
 fn what_was_taken_over_is_not_closed_by_a_recovery_from_before_it() {
-    let at = |mut record: Record, second: i64| {
+    let at = |mut record: EventRecord, second: i64| {
         record.event.generated_timestamp = Some(prost_types::Timestamp {
             seconds: 1_800_000_000 + second,
             nanos: 0,
@@ -172,7 +172,7 @@ fn what_was_taken_over_is_not_closed_by_a_recovery_from_before_it() {
 /// NVSentinel sorts a batch by the senders' times, with an unstable sort.
 #[test]
 fn of_one_time_the_order_of_the_feed_counts() {
-    let at = |mut record: Record, second: i64| {
+    let at = |mut record: EventRecord, second: i64| {
         record.event.generated_timestamp = Some(prost_types::Timestamp {
             seconds: second,
             nanos: 0,
@@ -325,7 +325,7 @@ fn any_record() -> impl Strategy<Value = (bool, bool, Vec<u8>, Vec<u8>, u8)> {
 fn build(
     seq: u64,
     (healthy, fatal, gpus, codes, node): &(bool, bool, Vec<u8>, Vec<u8>, u8),
-) -> Record {
+) -> EventRecord {
     record(seq, |event| {
         event.is_healthy = *healthy;
         event.is_fatal = *fatal && !*healthy;

@@ -2,14 +2,14 @@ use contract::BehaviourOverrides;
 use jiff::Timestamp;
 
 use super::*;
-use crate::event::{Record, normalise};
+use crate::event::{EventRecord, normalise};
 use crate::fault::{Change, Ignored};
 use crate::reporter::{Process, Reporter};
 
 /// Accepted events, and the book that recorded them.
 #[derive(Default)]
 struct Bench {
-    log: Vec<Record>,
+    log: Vec<EventRecord>,
     book: FaultBook,
 }
 
@@ -34,7 +34,7 @@ impl Bench {
         edit(&mut event);
         by.note_in(&mut event);
         normalise(&mut event, created_at);
-        self.log.push(Record {
+        self.log.push(EventRecord {
             seq: seq.into(),
             id: event.id.clone(),
             created_at,

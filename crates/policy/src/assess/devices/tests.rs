@@ -1,7 +1,7 @@
 use contract::{BehaviourOverrides, Entity, HealthEvent};
 use model::device::test_util::slice;
 use model::device::{Inventory, SliceDevice};
-use model::event::{Record, normalise};
+use model::event::{EventRecord, normalise};
 use model::fault::FaultBook;
 use model::reporter::Reporter;
 
@@ -72,7 +72,7 @@ fn desired_on(
         let mut event = event.clone();
         let created_at = Timestamp::from_second(i64::try_from(seq).unwrap()).unwrap();
         normalise(&mut event, created_at);
-        book.record(&Record {
+        book.record(&EventRecord {
             seq: seq.into(),
             id: event.id.clone(),
             created_at,

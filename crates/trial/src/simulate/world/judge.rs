@@ -7,7 +7,7 @@ use fleet::remediation::validation::Validation;
 use fleet::session::Intent;
 use fleet::{DRAIN_ACTION, Fleet, Planned, PlannedResource};
 use jiff::{SignedDuration, Timestamp};
-use model::event::Record;
+use model::event::EventRecord;
 use model::fault::{Fault, FaultBook};
 use model::node::NodeView;
 use model::ownership::{AFTER_BOOT, Ownership, released_at};
@@ -145,7 +145,7 @@ pub(in crate::simulate) fn release(
 /// were read.
 pub(in crate::simulate) fn book(
     fleet: &Fleet,
-    stored: &[Record],
+    stored: &[EventRecord],
     nodes: &[SimNode],
 ) -> Result<(), Broken> {
     let mut fresh = FaultBook::default();

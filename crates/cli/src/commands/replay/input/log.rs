@@ -10,7 +10,7 @@ use contract::HealthEvent;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::KernelLogDecoder;
 use diagnosis::fold::Fold;
-use host::kernel_log::{LINE_MAX, LineParser, Record, unwrapped};
+use host::kernel_log::{KernelLogRecord, LINE_MAX, LineParser, unwrapped};
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 use model::event::normalise;
 
@@ -109,7 +109,7 @@ impl Log {
         if findings.is_empty() {
             return;
         }
-        let record = Record {
+        let record = KernelLogRecord {
             seq: record.seq,
             boot_id: None,
             boot_time_us: record.boot_time_us,

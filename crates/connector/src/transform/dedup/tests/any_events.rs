@@ -109,7 +109,7 @@ proptest! {
                 event.metadata.insert(keys::META_COUNT.into(), "2".into());
             }
             let (judged, _) = bench.batch_of(std::slice::from_ref(&event), accepted);
-            let record = |event: &HealthEvent| Record {
+            let record = |event: &HealthEvent| EventRecord {
                 seq: bench.seq.into(),
                 id: judged[0].id.clone(),
                 created_at: accepted,

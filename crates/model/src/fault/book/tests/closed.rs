@@ -132,7 +132,7 @@ fn of_a_node_so_many_closed_faults_are_remembered_the_newest() {
 /// An event taken over from a node carries its own time, which anybody may have written.
 #[test]
 fn no_time_in_the_future_keeps_a_fault_open() {
-    let generated_at = |mut record: Record, time: &str| {
+    let generated_at = |mut record: EventRecord, time: &str| {
         let time: Timestamp = time.parse().unwrap();
         record.event.generated_timestamp = Some(json::proto_timestamp(time));
         record

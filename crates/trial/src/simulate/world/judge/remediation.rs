@@ -4,7 +4,7 @@ use fleet::PlannedResource;
 use fleet::remediation::validation::Validation;
 use jiff::SignedDuration;
 use model::attempt::{Attempt, VALIDATION_GROUP};
-use model::event::Record;
+use model::event::EventRecord;
 use model::ownership::Ownership;
 
 use super::super::super::happening::Broken;
@@ -46,7 +46,7 @@ pub(super) fn validated(world: &World, node: &SimNode) -> Result<(), Broken> {
         return wrong(last, "was not to prove that it is quiet");
     }
     // After the clock was set back, times do not tell the order.
-    let begins = |record: &&Record| {
+    let begins = |record: &&EventRecord| {
         let event = &record.event;
         event.node_name == node.view.name && !event.is_healthy && Validation::of(event).is_some()
     };
