@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
 use host::boot::BootId;
-use host::kernel_log::{Cursor, Event, LINE_MAX, Position, Spec, open};
+use host::kernel_log::{Cursor, Event, KernelLogSpec, LINE_MAX, Position, open};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -70,7 +70,7 @@ impl Place {
     /// Reads the journal to its end. Returns the number of records.
     fn read(&self, resume: Option<&Position>) -> usize {
         self.runtime.block_on(async {
-            let spec = Spec::Journal(Some(PathBuf::from(self.directory.path())));
+            let spec = KernelLogSpec::Journal(Some(PathBuf::from(self.directory.path())));
             let Ok(mut source) = open(&spec, resume) else {
                 return 0;
             };

@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use contract::{BehaviourOverrides, Entity, HealthEvent};
-use policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
+use policy::{CelRule, EventVariable, NodeVariable, Policy, RuleKind, event_variable};
 use serde_json::{Value, json};
 
 const SOURCE: &str = "policy.toml";
@@ -50,7 +50,7 @@ pub fn run(text: &str) {
     match text.strip_prefix('=') {
         Some(expression) => {
             for kind in [RuleKind::HealthEvent, RuleKind::Node] {
-                match Rule::compile(kind, expression) {
+                match CelRule::compile(kind, expression) {
                     Ok(rule) => evaluate(&rule),
                     Err(what) => assert!(!what.to_string().contains('\n'), "{what:?}"),
                 }
@@ -86,7 +86,7 @@ fn file(text: &str) {
     }
 }
 
-fn evaluate(rule: &Rule) {
+fn evaluate(rule: &CelRule) {
     if let Err(why) = rule.holds(&EventVariable::new(&EVENT), &NodeVariable::new(&NODE)) {
         assert!(!why.contains('\n'), "{why:?}");
     }

@@ -16,7 +16,9 @@ use contract::keys;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::{KernelLogDecoder, Machine};
 use host::boot::Boot;
-use host::kernel_log::{Event, KernelLogOpenError, KernelLogRecord, Position, Source, Spec};
+use host::kernel_log::{
+    Event, KernelLogOpenError, KernelLogRecord, KernelLogSpec, Position, Source,
+};
 use jiff::{SignedDuration, Timestamp};
 use model::event::mark_accepted;
 use runtime::logging::{Seldom, chain};
@@ -56,7 +58,7 @@ const BATCH: usize = 512;
 const RETRY: Duration = Duration::from_secs(5);
 
 pub struct KernelLogConfig {
-    pub spec: Spec,
+    pub spec: KernelLogSpec,
     /// Age of a line beyond which it opens no fault on a first start.
     pub history: SignedDuration,
     /// True if records that programs wrote to the kernel log are ignored.
@@ -81,7 +83,7 @@ pub struct KernelLogMonitor {
     machine: MachineFile,
     nics: NicNames,
     /// Log that `config.spec` resolved to, once it was opened.
-    chosen: Option<Spec>,
+    chosen: Option<KernelLogSpec>,
     /// Path of the followed file while it does not exist.
     missing: Option<PathBuf>,
     /// Older lines open no fault. Set only for the backlog of a first start: later lines are
@@ -112,7 +114,7 @@ impl KernelLogMonitor {
     /// Creates a monitor that is listed among the sources as `kernel-log`.
     pub fn new(mut config: KernelLogConfig, frame: &Frame) -> Self {
         let mut frame = frame.clone();
-        if config.spec == Spec::Stdin {
+        if config.spec == KernelLogSpec::Stdin {
             // Standard input and the like cannot be read again.
             frame.state_dir = None;
         }
@@ -196,7 +198,7 @@ impl KernelLogMonitor {
         let position = self.reporter.memory().position.as_ref();
         let source = host::kernel_log::open(&spec, position)?;
         self.arrival.opened();
-        if self.chosen.is_none() && self.config.spec == Spec::Auto {
+        if self.chosen.is_none() && self.config.spec == KernelLogSpec::Auto {
             tracing::info!(source = %spec, "chose the kernel log that can be read here");
         }
         self.chosen = Some(spec);
@@ -204,7 +206,7 @@ impl KernelLogMonitor {
     }
 
     /// Rereads the records before a restart, to learn the addresses of GPUs and recent XIDs.
-    async fn learn_from_handled(&mut self, spec: &Spec, up_to: u64) {
+    async fn learn_from_handled(&mut self, spec: &KernelLogSpec, up_to: u64) {
         let Ok(mut source) = host::kernel_log::open(spec, None) else {
             return;
         };

@@ -13,7 +13,7 @@ use fleet::{DeviceInput, DeviceWatch};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind, Request};
-use model::device::{Claim, GPU_DRIVER, Rule, RuleChange, Slice};
+use model::device::{Claim, DeviceTaintRule, GPU_DRIVER, RuleChange, Slice};
 use model::listing::Listing;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -298,7 +298,7 @@ impl Cluster {
         &self,
         api: &DeviceApi,
         change: &RuleChange,
-    ) -> Result<Option<Rule>, ApiError> {
+    ) -> Result<Option<DeviceTaintRule>, ApiError> {
         let rules: Api<DynamicObject> = Api::all_with(self.client(Urgency::Act), &api.rules);
         let name = change.rule_name();
         let object = match change {

@@ -71,16 +71,16 @@ struct Devices {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PodObject {
-    metadata: Metadata,
+    metadata: PodMetadata,
     #[serde(default)]
-    spec: Spec,
+    spec: PodSpec,
     #[serde(default)]
     status: PodStatus,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Metadata {
+struct PodMetadata {
     namespace: String,
     name: String,
     uid: String,
@@ -103,7 +103,7 @@ struct Owner {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Spec {
+struct PodSpec {
     termination_grace_period_seconds: Option<i64>,
     containers: Vec<Container>,
     init_containers: Vec<Container>,
@@ -147,14 +147,14 @@ struct Resources {
 struct PodStatus {
     phase: String,
     start_time: Option<Timestamp>,
-    conditions: Vec<Condition>,
+    conditions: Vec<PodCondition>,
     /// Set if a claim stands for an extended resource.
     extended_resource_claim_status: Option<IgnoredAny>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Condition {
+struct PodCondition {
     #[serde(rename = "type")]
     kind: String,
     status: String,
@@ -360,7 +360,7 @@ fn is_gpu(name: &str) -> bool {
 }
 
 /// Returns the UUIDs of the devices in the annotation of a pod.
-fn metadata_devices(metadata: &Metadata) -> Vec<String> {
+fn metadata_devices(metadata: &PodMetadata) -> Vec<String> {
     let text = metadata.annotations.get(keys::POD_DEVICES);
     let written = text.and_then(|text| serde_json::from_str::<Devices>(text).ok());
     let devices = written.map(|written| written.devices).unwrap_or_default();

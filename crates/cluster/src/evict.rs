@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::connect::Cluster;
 use crate::error::{ApiError, found};
-use crate::kind::Kind;
+use crate::kind::ObjectKind;
 use crate::pace::Urgency;
 use crate::request::ask;
 
@@ -118,6 +118,6 @@ fn eviction(namespace: &str, name: &str, uid: &str, grace: Option<SignedDuration
     })
 }
 
-fn pods() -> Kind {
-    Kind::new("", "v1", "pods")
+fn pods() -> ObjectKind {
+    ObjectKind::new("", "v1", "pods")
 }

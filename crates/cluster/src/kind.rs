@@ -14,7 +14,7 @@ const LONGEST_NAME: usize = 253;
 
 /// A kind of objects, by the parts of its path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Kind {
+pub struct ObjectKind {
     /// API group; empty for the core group.
     pub group: String,
     /// Version of the group, such as `v1`.
@@ -23,9 +23,9 @@ pub struct Kind {
     pub resource: String,
 }
 
-// === impl Kind ===
+// === impl ObjectKind ===
 
-impl Kind {
+impl ObjectKind {
     /// Creates a kind from the parts of its path.
     pub fn new(group: &str, version: &str, resource: &str) -> Self {
         Self {
@@ -132,7 +132,7 @@ mod tests {
     #[tokio::test]
     async fn no_name_makes_another_path() {
         let (cluster, mut requests) = fake::serve(Vec::new()).await;
-        let (kind, object) = (Kind::new("", "v1", "pods"), json!({}));
+        let (kind, object) = (ObjectKind::new("", "v1", "pods"), json!({}));
         let within = Some("ns");
         for bad in BAD {
             assert!(matches!(cluster.object(&kind, within, bad).await, Ok(None)));
@@ -141,9 +141,9 @@ mod tests {
                 Ok(None)
             ));
             for odd in [
-                Kind::new(bad, "v1", "pods"),
-                Kind::new("apps", bad, "pods"),
-                Kind::new("apps", "v1", bad),
+                ObjectKind::new(bad, "v1", "pods"),
+                ObjectKind::new("apps", bad, "pods"),
+                ObjectKind::new("apps", "v1", bad),
             ] {
                 // An empty group is valid: the core group.
                 if !odd.group.is_empty() {

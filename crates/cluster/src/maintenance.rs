@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::connect::Cluster;
 use crate::error::ApiError;
-use crate::kind::Kind;
+use crate::kind::ObjectKind;
 use crate::pace::Urgency;
 use crate::request::ask;
 
@@ -26,7 +26,7 @@ impl Cluster {
     /// [`ApiError::Conflict`].
     pub async fn merge_status(
         &self,
-        kind: &Kind,
+        kind: &ObjectKind,
         name: &str,
         change: &Value,
     ) -> Result<Value, ApiError> {
@@ -39,7 +39,7 @@ impl Cluster {
     /// Like [`Self::merge_status`], for the object except its status.
     pub async fn merge_object(
         &self,
-        kind: &Kind,
+        kind: &ObjectKind,
         name: &str,
         change: &Value,
     ) -> Result<Value, ApiError> {
@@ -53,7 +53,7 @@ impl Cluster {
     /// `list`.
     pub async fn some_objects(
         &self,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: &str,
         labels: &str,
     ) -> Result<Vec<Value>, ApiError> {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::connect::Cluster;
 use crate::error::{ApiError, found};
-use crate::kind::{Kind, check_name};
+use crate::kind::{ObjectKind, check_name};
 use crate::pace::Urgency;
 use crate::request::ask;
 
@@ -44,7 +44,7 @@ impl Cluster {
                 check_name(part)?;
             }
         }
-        let path = Kind::new(group, version, "").path(None);
+        let path = ObjectKind::new(group, version, "").path(None);
         let request = http::Request::get(path.trim_end_matches('/')).body(Vec::new());
         let request = request.map_err(kube::core::request::Error::BuildRequest);
         let answer: Option<Value> = found(ask(&self.client(Urgency::Act), request).await)?;
@@ -62,7 +62,7 @@ impl Cluster {
     /// server does not serve its kind.
     pub async fn object(
         &self,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: Option<&str>,
         name: &str,
     ) -> Result<Option<Value>, ApiError> {
@@ -75,7 +75,7 @@ impl Cluster {
 
     /// Lists the objects of a kind in all namespaces, page by page; none if the API server does
     /// not serve the kind. Takes the permission `list`.
-    pub async fn list_objects(&self, kind: &Kind) -> Result<Vec<Value>, ApiError> {
+    pub async fn list_objects(&self, kind: &ObjectKind) -> Result<Vec<Value>, ApiError> {
         let mut page = ListParams::default().limit(LIST_PAGE);
         let mut all = Vec::new();
         loop {
@@ -97,7 +97,7 @@ impl Cluster {
     /// already.
     pub async fn create_object(
         &self,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: Option<&str>,
         object: &Value,
     ) -> Result<Value, ApiError> {
@@ -111,7 +111,7 @@ impl Cluster {
     /// in the version that `object` names.
     pub async fn replace_object(
         &self,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: Option<&str>,
         name: &str,
         object: &Value,
@@ -126,7 +126,7 @@ impl Cluster {
     /// in the version that `object` names.
     pub async fn replace_status(
         &self,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: &str,
         name: &str,
         object: &Value,
@@ -143,7 +143,7 @@ impl Cluster {
     /// object that is gone already is no error.
     pub async fn delete_object(
         &self,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: Option<&str>,
         name: &str,
         uid: &str,
@@ -155,7 +155,7 @@ impl Cluster {
     /// Deletes the object with this UID once its dependents are gone, such as the pods of a Job.
     pub async fn delete_after_dependents(
         &self,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: Option<&str>,
         name: &str,
         uid: &str,
@@ -167,7 +167,7 @@ impl Cluster {
     async fn delete(
         &self,
         params: DeleteParams,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: Option<&str>,
         name: &str,
         uid: &str,

@@ -17,7 +17,7 @@ use crate::pace::Urgency;
 
 /// The parts of a pod that this module uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pod {
+pub struct NodePod {
     /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod.
@@ -60,7 +60,7 @@ impl Cluster {
 
     /// Lists the pods that are bound to a node and have not finished. One request, of
     /// [`Urgency::Report`], which the API server answers from its cache.
-    pub async fn pods_of_node(&self, node: &str) -> Result<Vec<Pod>, ApiError> {
+    pub async fn pods_of_node(&self, node: &str) -> Result<Vec<NodePod>, ApiError> {
         let pods: Api<Object> = Api::all(self.client(Urgency::Report));
         let listed = pods.list_metadata(&running(node)).await?;
         Ok(listed.items.into_iter().map(pod).collect())
@@ -69,7 +69,11 @@ impl Cluster {
     /// Sets the annotation with the devices of a pod; `None` removes the annotation. The error
     /// is [`ApiError::Conflict`] or [`ApiError::NotFound`] if the pod is gone, also if another
     /// pod has its name now. One request, of [`Urgency::Report`].
-    pub async fn set_pod_devices(&self, pod: &Pod, value: Option<&str>) -> Result<(), ApiError> {
+    pub async fn set_pod_devices(
+        &self,
+        pod: &NodePod,
+        value: Option<&str>,
+    ) -> Result<(), ApiError> {
         check_name(&pod.name)?;
         let pods: Api<Object> = Api::namespaced(self.client(Urgency::Report), &pod.namespace);
         let patch = json!({"metadata": {
@@ -141,13 +145,13 @@ fn unhealthy_gpus(pod: &Object) -> Vec<UnhealthyGpu> {
     found
 }
 
-fn pod(object: PartialObjectMeta<Object>) -> Pod {
+fn pod(object: PartialObjectMeta<Object>) -> NodePod {
     let metadata = object.metadata;
     let devices = metadata
         .annotations
         .unwrap_or_default()
         .remove(keys::POD_DEVICES);
-    Pod {
+    NodePod {
         namespace: metadata.namespace.unwrap_or_default(),
         name: metadata.name.unwrap_or_default(),
         uid: metadata.uid.unwrap_or_default(),

@@ -15,7 +15,7 @@ use crate::causes::chain;
 use crate::connect::{Cluster, ConnectError};
 use crate::error::ApiError;
 use crate::follow::{Follower, Following};
-use crate::kind::Kind;
+use crate::kind::ObjectKind;
 use crate::signals::{ObjectState, SingleObject};
 use crate::watch::{Selection, Signal};
 
@@ -28,7 +28,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// to clone; all clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct ResourceKinds {
-    known: Arc<Mutex<BTreeMap<ResourceKind, Kind>>>,
+    known: Arc<Mutex<BTreeMap<ResourceKind, ObjectKind>>>,
 }
 
 /// A change of a watched custom resource: its node, its name, and its state.
@@ -48,7 +48,7 @@ pub struct ResourceWatches {
 impl ResourceKinds {
     /// Returns a kind under the path that the API server serves. The error is
     /// [`ApiError::NotFound`] if the server does not serve the kind.
-    async fn of(&self, cluster: &Cluster, kind: &ResourceKind) -> Result<Kind, ApiError> {
+    async fn of(&self, cluster: &Cluster, kind: &ResourceKind) -> Result<ObjectKind, ApiError> {
         let known = {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             known.get(kind).cloned()
@@ -64,7 +64,7 @@ impl ResourceKinds {
             let message = format!("the cluster has no kind {name} of {version}: install its CRD");
             return Err(ApiError::NotFound { message });
         };
-        let found = Kind::new(&kind.group, &kind.version, &resource);
+        let found = ObjectKind::new(&kind.group, &kind.version, &resource);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.insert(kind.clone(), found.clone());
         Ok(found)

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::causes::chain;
 use crate::connect::{Cluster, ConnectError};
 use crate::follow::{Follower, Following};
-use crate::kind::Kind;
+use crate::kind::ObjectKind;
 use crate::signals::{ObjectState, SingleObject, apply_signal};
 use crate::watch::{Selection, Signal};
 
@@ -59,7 +59,7 @@ impl ServiceWatches {
     /// Starts watching a node. While the watch fails, no event is sent. Takes the permissions
     /// `list` and `watch` on nodes. Must be called within a tokio runtime.
     pub fn follow(&mut self, node: &str, cancel: &CancellationToken) -> Result<(), ConnectError> {
-        let selection = Selection::of_kind(&Kind::new("", "v1", "nodes"), None).named(node);
+        let selection = Selection::of_kind(&ObjectKind::new("", "v1", "nodes"), None).named(node);
         let (name, mut object) = (node.to_owned(), SingleObject::default());
         let read = move |signal: Signal<Value>| {
             let node = match object.apply(signal)? {
@@ -81,7 +81,7 @@ impl ServiceWatches {
         cancel: &CancellationToken,
     ) -> Result<(), ConnectError> {
         let apps: Vec<&str> = SERVICES.iter().map(|one| one.app).collect();
-        let selection = Selection::of_kind(&Kind::new("", "v1", "pods"), None)
+        let selection = Selection::of_kind(&ObjectKind::new("", "v1", "pods"), None)
             .with_fields(&on_node(node))
             .with_labels(&format!("app in ({})", apps.join(",")));
         let name = node.to_owned();
@@ -137,7 +137,7 @@ async fn watch_slices(following: Following<ServiceEvent>, node: String) {
         }
         tokio::time::sleep(ASK_AGAIN).await;
     };
-    let kind = Kind::new(&api.group, &api.version, &api.plural);
+    let kind = ObjectKind::new(&api.group, &api.version, &api.plural);
     let selection = Selection::of_kind(&kind, None).with_fields(&on_node(&node));
     let read = whole_list(move |slices: &[&Value]| {
         let slices = slices.iter().map(|slice| (*slice).clone()).collect();

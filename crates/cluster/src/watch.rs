@@ -32,7 +32,7 @@ mod selection;
 mod wire;
 
 pub use selection::Selection;
-use wire::{Line, LineKind, List, Object, is_version_too_large, line};
+use wire::{Line, LineKind, RawList, WatchedObject, is_version_too_large, line};
 
 /// Longest time of a watch (seconds), after which the API server ends it and a new one starts.
 /// On a connection that has died silently this end does not come, which makes the silence
@@ -237,7 +237,7 @@ impl<T: DeserializeOwned> Watch<T> {
             let answer = answer
                 .map_err(|_| WatchEnd::timed_out())?
                 .map_err(WatchEnd::failed)?;
-            let list: List<'_> = serde_json::from_str(&answer)
+            let list: RawList<'_> = serde_json::from_str(&answer)
                 .map_err(kube::Error::SerdeError)
                 .map_err(WatchEnd::failed)?;
             if first {
@@ -312,7 +312,7 @@ impl<T: DeserializeOwned> Watch<T> {
             }
             self.back_off = BACK_OFF_MIN;
             worked = true;
-            let meta = Object::of(object);
+            let meta = WatchedObject::of(object);
             if let Some(version) = meta.version() {
                 self.version = Some(version.to_owned());
             }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{ApiError, Cluster, Pod};
+use cluster::{ApiError, Cluster, NodePod};
 use contract::keys;
 use contract::node::{PodGpus, ReportPodsRequest};
 use model::device::{DeviceId, GPU_DRIVER, NodeDevices};
@@ -192,7 +192,7 @@ async fn write(cluster: &Cluster, report: &ReportPodsRequest) -> Result<bool, Ap
     }
 }
 
-fn log_written(node: &str, pod: &Pod, devices: Option<&str>) {
+fn log_written(node: &str, pod: &NodePod, devices: Option<&str>) {
     let (namespace, name) = (&pod.namespace, &pod.name);
     tracing::debug!(
         node,

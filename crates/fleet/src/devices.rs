@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use model::device::{Claim, DeviceId, Inventory, NodeDevices, Rule, RuleChange, Slice};
+use model::device::{Claim, DeviceId, DeviceTaintRule, Inventory, NodeDevices, RuleChange, Slice};
 
 use crate::drain::partial::Gpus;
 
@@ -15,7 +15,7 @@ pub enum DeviceInput {
     /// A driver's slice, by name; `None` once it is deleted.
     Slice(String, Option<Slice>),
     /// A gpuwarden's rule, by name; `None` once it is deleted.
-    Rule(String, Option<Box<Rule>>),
+    Rule(String, Option<Box<DeviceTaintRule>>),
     /// A claim, by name; `None` once it is deleted.
     Claim(String, Option<Claim>),
 }
@@ -51,7 +51,7 @@ pub(super) struct Devices {
     pub(super) watch: DeviceWatch,
     inventory: Inventory,
     /// Rules of any gpuwarden, by name.
-    rules: BTreeMap<String, Rule>,
+    rules: BTreeMap<String, DeviceTaintRule>,
     /// Names of the rules for the devices of each node.
     rules_of: BTreeMap<String, BTreeSet<String>>,
     claims: BTreeMap<String, Claim>,
@@ -75,7 +75,7 @@ impl Devices {
         }
     }
 
-    fn update_rule(&mut self, name: String, rule: Option<Rule>) -> BTreeSet<String> {
+    fn update_rule(&mut self, name: String, rule: Option<DeviceTaintRule>) -> BTreeSet<String> {
         let before = self.rules.remove(&name);
         let mut nodes = BTreeSet::new();
         if let Some(before) = before {
@@ -118,7 +118,7 @@ impl Devices {
         nodes
     }
 
-    pub(super) fn rules_of(&self, node: &str) -> impl Iterator<Item = &Rule> {
+    pub(super) fn rules_of(&self, node: &str) -> impl Iterator<Item = &DeviceTaintRule> {
         let names = self.rules_of.get(node).into_iter().flatten();
         names.filter_map(|name| self.rules.get(name))
     }
@@ -130,7 +130,7 @@ impl Devices {
 
     /// Sets the state of a rule from the answer to its change, unless the watch has already
     /// delivered a newer state.
-    pub(super) fn rule_answered(&mut self, name: &str, after: Option<Box<Rule>>) {
+    pub(super) fn rule_answered(&mut self, name: &str, after: Option<Box<DeviceTaintRule>>) {
         let current = self.rules.get(name);
         let overtaken = (current.zip(after.as_ref()))
             .is_some_and(|(current, after)| after.is_older_than(current));

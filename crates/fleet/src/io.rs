@@ -7,7 +7,7 @@ use std::sync::Arc;
 use contract::HealthEvent;
 use jiff::{SignedDuration, Timestamp};
 use model::attempt::{Attempt, Outcome, ResourceKind};
-use model::device::Rule;
+use model::device::DeviceTaintRule;
 use model::event::EventRecord;
 use model::fault::Rereading;
 use model::journal::JournalEntry;
@@ -56,7 +56,7 @@ pub enum FleetInput {
         /// Name of the rule.
         rule: String,
         /// The rule after the change, `None` once it is deleted; or why the change was not made.
-        result: Result<Option<Box<Rule>>, Failure>,
+        result: Result<Option<Box<DeviceTaintRule>>, Failure>,
     },
     /// A change of a node's pods, after [`Effect::WatchPods`].
     Pods {

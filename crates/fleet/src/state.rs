@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use model::device::{NodeDevices, Rule};
+use model::device::{DeviceTaintRule, NodeDevices};
 use model::fault::FaultBook;
 use model::node::NodeView;
 use model::ownership::Maker;
@@ -80,7 +80,7 @@ impl FleetState {
     /// Returns whether a rule belongs to this gpuwarden: to a controller, or to its own store on
     /// a node. A rule for this process's node that is older than the store was left behind by a
     /// store that was lost; see `Ownership::kept_by_another`.
-    pub(super) fn owns_rule(&self, rule: &Rule) -> bool {
+    pub(super) fn owns_rule(&self, rule: &DeviceTaintRule) -> bool {
         match &self.settings.owns {
             Owns::All => rule.spec.by == Maker::Controller,
             Owns::Node(own) => {

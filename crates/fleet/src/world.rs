@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use contract::{Entity, HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
-use model::device::Rule;
+use model::device::DeviceTaintRule;
 use model::event::{EventRecord, normalise};
 use model::mode::Mode;
 use model::node::{NodeTaint, NodeView, Taint};
@@ -42,7 +42,7 @@ pub(crate) struct World {
     policy: Arc<Policy>,
     pub(crate) stored: Vec<EventRecord>,
     /// Current rules that taint devices.
-    pub(crate) rules: BTreeMap<String, Rule>,
+    pub(crate) rules: BTreeMap<String, DeviceTaintRule>,
     /// True while changes of rules are lost, as when a process ends.
     pub(crate) loses_rules: bool,
     /// Pods of `n1`, delivered while they are watched.

@@ -1,6 +1,6 @@
 //! The kernel log: sources of records in several forms, with detection of lost records.
 //!
-//! A [`Source`] is opened from a [`Spec`] and yields [`Event`]s in batches: `kmsg` reads
+//! A [`Source`] is opened from a [`KernelLogSpec`] and yields [`Event`]s in batches: `kmsg` reads
 //! `/dev/kmsg`, `journal` the files of the systemd journal, `lines` other files and standard
 //! input. All wait for the kernel's wake-up, and return a [`Position`] where a later process
 //! can resume. `record` and `line` are the parsers, usable alone; `write` writes to the log.
@@ -42,7 +42,7 @@ const KMSG: &str = "/dev/kmsg";
 /// As text: `auto`, `kmsg` (or `/dev/kmsg`), `journal` or `journal:DIRECTORY`, `-` for standard
 /// input; anything else is the path of a file to follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Spec {
+pub enum KernelLogSpec {
     /// The machine's log: [`Kmsg`](Self::Kmsg) if this process may read it, else the
     /// [`Journal`](Self::Journal) that systemd keeps.
     Auto,
@@ -87,7 +87,7 @@ pub enum Event {
 /// An open source of kernel log.
 #[derive(Debug)]
 pub struct Source {
-    spec: Spec,
+    spec: KernelLogSpec,
     input: OpenSource,
 }
 
@@ -152,7 +152,7 @@ pub enum KernelLogOpenError {
         /// Path of the directory.
         path: PathBuf,
     },
-    /// [`Spec::Auto`] found neither of its sources.
+    /// [`KernelLogSpec::Auto`] found neither of its sources.
     #[error("no kernel log can be read here: {kmsg}; {journal}")]
     Neither {
         /// Error of the journal.
@@ -163,7 +163,7 @@ pub enum KernelLogOpenError {
     /// Any other error of the operating system.
     #[error("cannot open {input}")]
     Io {
-        /// The source's [`Spec`] as text.
+        /// The source's [`KernelLogSpec`] as text.
         input: String,
         /// Error from the operating system.
         #[source]
@@ -208,7 +208,7 @@ impl KernelLogOpenError {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {input}")]
 pub struct ReadError {
-    /// The source's [`Spec`] as text.
+    /// The source's [`KernelLogSpec`] as text.
     pub input: String,
     /// Error from the operating system.
     #[source]
@@ -230,17 +230,19 @@ pub struct ReadError {
 /// # Panics
 ///
 /// Outside a tokio runtime.
-pub fn open(spec: &Spec, resume: Option<&Position>) -> Result<Source, KernelLogOpenError> {
+pub fn open(spec: &KernelLogSpec, resume: Option<&Position>) -> Result<Source, KernelLogOpenError> {
     let spec = &spec.resolve()?;
     let input = match spec {
         // `resolve` never returns `Auto`.
-        Spec::Auto | Spec::Kmsg => OpenSource::Kmsg(Box::new(Kmsg::open(resume)?)),
-        Spec::Journal(directory) => {
+        KernelLogSpec::Auto | KernelLogSpec::Kmsg => {
+            OpenSource::Kmsg(Box::new(Kmsg::open(resume)?))
+        }
+        KernelLogSpec::Journal(directory) => {
             OpenSource::Journal(Box::new(Journal::open(directory.as_deref(), resume)?))
         }
-        Spec::File(path) => OpenSource::Lines(Box::new(Lines::follow(path, resume)?)),
-        Spec::FileOnce(path) => OpenSource::Lines(Box::new(Lines::read_once(path)?)),
-        Spec::Stdin => OpenSource::Lines(Box::new(Lines::stdin()?)),
+        KernelLogSpec::File(path) => OpenSource::Lines(Box::new(Lines::follow(path, resume)?)),
+        KernelLogSpec::FileOnce(path) => OpenSource::Lines(Box::new(Lines::read_once(path)?)),
+        KernelLogSpec::Stdin => OpenSource::Lines(Box::new(Lines::stdin()?)),
     };
     Ok(Source {
         spec: spec.clone(),
@@ -252,12 +254,12 @@ pub fn open(spec: &Spec, resume: Option<&Position>) -> Result<Source, KernelLogO
 fn choose(
     kmsg: impl FnOnce() -> Result<(), KernelLogOpenError>,
     journal: impl FnOnce() -> Result<(), KernelLogOpenError>,
-) -> Result<Spec, KernelLogOpenError> {
+) -> Result<KernelLogSpec, KernelLogOpenError> {
     let Err(kmsg) = kmsg() else {
-        return Ok(Spec::Kmsg);
+        return Ok(KernelLogSpec::Kmsg);
     };
     match journal() {
-        Ok(()) => Ok(Spec::Journal(None)),
+        Ok(()) => Ok(KernelLogSpec::Journal(None)),
         Err(journal) => Err(KernelLogOpenError::Neither {
             journal: Box::new(journal),
             kmsg: Box::new(kmsg),
@@ -313,15 +315,15 @@ impl Source {
         }
     }
 
-    /// Returns the [`Spec`] that the source was opened from.
-    pub fn spec(&self) -> &Spec {
+    /// Returns the [`KernelLogSpec`] that the source was opened from.
+    pub fn spec(&self) -> &KernelLogSpec {
         &self.spec
     }
 }
 
-// === impl Spec ===
+// === impl KernelLogSpec ===
 
-impl Spec {
+impl KernelLogSpec {
     /// Returns the source to open: for [`Auto`](Self::Auto) the one that can be read now, else
     /// `self`.
     ///
@@ -346,7 +348,7 @@ impl Spec {
     }
 }
 
-impl FromStr for Spec {
+impl FromStr for KernelLogSpec {
     type Err = std::convert::Infallible;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -363,7 +365,7 @@ impl FromStr for Spec {
     }
 }
 
-impl fmt::Display for Spec {
+impl fmt::Display for KernelLogSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
@@ -383,24 +385,28 @@ mod tests {
     #[test]
     fn specs_as_text() {
         let cases = [
-            ("auto", Spec::Auto, "auto"),
-            ("./auto", Spec::File("./auto".into()), "./auto"),
-            ("kmsg", Spec::Kmsg, "kmsg"),
-            ("/dev/kmsg", Spec::Kmsg, "kmsg"),
-            ("-", Spec::Stdin, "-"),
-            ("journal", Spec::Journal(None), "journal"),
+            ("auto", KernelLogSpec::Auto, "auto"),
+            ("./auto", KernelLogSpec::File("./auto".into()), "./auto"),
+            ("kmsg", KernelLogSpec::Kmsg, "kmsg"),
+            ("/dev/kmsg", KernelLogSpec::Kmsg, "kmsg"),
+            ("-", KernelLogSpec::Stdin, "-"),
+            ("journal", KernelLogSpec::Journal(None), "journal"),
             (
                 "journal:/var/log/journal",
-                Spec::Journal(Some("/var/log/journal".into())),
+                KernelLogSpec::Journal(Some("/var/log/journal".into())),
                 "journal:/var/log/journal",
             ),
-            ("./journal", Spec::File("./journal".into()), "./journal"),
+            (
+                "./journal",
+                KernelLogSpec::File("./journal".into()),
+                "./journal",
+            ),
             (
                 "/var/log/kern.log",
-                Spec::File("/var/log/kern.log".into()),
+                KernelLogSpec::File("/var/log/kern.log".into()),
                 "/var/log/kern.log",
             ),
-            ("./kmsg", Spec::File("./kmsg".into()), "./kmsg"),
+            ("./kmsg", KernelLogSpec::File("./kmsg".into()), "./kmsg"),
         ];
         for (text, spec, shown) in cases {
             assert_eq!(text.parse(), Ok(spec.clone()), "{text}");
@@ -417,18 +423,22 @@ mod tests {
         };
         assert_eq!(
             choose(|| Ok(()), || unreachable!()).unwrap(),
-            Spec::Kmsg,
+            KernelLogSpec::Kmsg,
             "the journal is not tried"
         );
         let journal = choose(|| Err(denied()), || Ok(())).unwrap();
-        assert_eq!(journal, Spec::Journal(None));
+        assert_eq!(journal, KernelLogSpec::Journal(None));
         let error = choose(|| Err(denied()), || Err(missing())).unwrap_err();
         let expected = "no kernel log can be read here: may not read the kernel log /dev/kmsg; there is no \
                         journal at /run/log/journal";
         assert_eq!(error.to_string(), expected);
         assert_eq!(error.advice(), denied().advice());
         // An explicit source is not replaced.
-        for spec in [Spec::Kmsg, Spec::Stdin, Spec::File("/nowhere".into())] {
+        for spec in [
+            KernelLogSpec::Kmsg,
+            KernelLogSpec::Stdin,
+            KernelLogSpec::File("/nowhere".into()),
+        ] {
             assert_eq!(spec.resolve().unwrap(), spec);
         }
     }

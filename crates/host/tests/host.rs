@@ -15,7 +15,8 @@ use std::{
 use gpuwarden_host::{
     boot::BootId,
     kernel_log::{
-        Event, KMSG_TEXT_MAX, KernelLogRecord, Position, Source, Spec, WriteError, open, write_kmsg,
+        Event, KMSG_TEXT_MAX, KernelLogRecord, KernelLogSpec, Position, Source, WriteError, open,
+        write_kmsg,
     },
 };
 use jiff::{SignedDuration, Timestamp};
@@ -47,7 +48,7 @@ impl KernelLog {
             .as_nanos();
         let token = format!("gpuwarden-test {test} {} {nanos}", std::process::id());
 
-        let readable = open(&Spec::Kmsg, None)
+        let readable = open(&KernelLogSpec::Kmsg, None)
             .map(drop)
             .map_err(|error| error.to_string());
         let usable =
@@ -147,7 +148,7 @@ async fn written_lines_come_back_whole_and_wake_the_reader() {
     let Some(log) = KernelLog::take("written_lines") else {
         return;
     };
-    let mut source = open(&Spec::Kmsg, None).unwrap();
+    let mut source = open(&KernelLogSpec::Kmsg, None).unwrap();
     catch_up(&mut source).await;
 
     // Characters that the kernel escapes.
@@ -179,7 +180,7 @@ async fn the_backlog_comes_first_and_in_order() {
         log.write(line);
     }
 
-    let mut source = open(&Spec::Kmsg, None).unwrap();
+    let mut source = open(&KernelLogSpec::Kmsg, None).unwrap();
     let events = catch_up(&mut source).await;
     assert_eq!(own(&log, &events), expected);
     assert_eq!(events.last(), Some(&Event::CaughtUp));
@@ -195,7 +196,7 @@ async fn a_burst_of_written_lines_arrives_whole() {
         return;
     };
     log.silence_console();
-    let mut source = open(&Spec::Kmsg, None).unwrap();
+    let mut source = open(&KernelLogSpec::Kmsg, None).unwrap();
     catch_up(&mut source).await;
     for number in 0..200 {
         log.write(&number.to_string());
@@ -211,14 +212,14 @@ async fn resuming_neither_repeats_nor_loses() {
         return;
     };
     log.write("before");
-    let mut first = open(&Spec::Kmsg, None).unwrap();
+    let mut first = open(&KernelLogSpec::Kmsg, None).unwrap();
     catch_up(&mut first).await;
     let position = first.position().unwrap();
     drop(first);
     log.write("after");
 
     let saved = position.to_string().parse().unwrap();
-    let mut second = open(&Spec::Kmsg, Some(&saved)).unwrap();
+    let mut second = open(&KernelLogSpec::Kmsg, Some(&saved)).unwrap();
     assert_eq!(second.position(), Some(position.clone()));
     let events = catch_up(&mut second).await;
     assert_eq!(own(&log, &events), ["after"]);
@@ -261,7 +262,7 @@ async fn positions_that_say_nothing_about_this_log_are_ignored() {
         },
     ];
     for position in &ignored {
-        let mut source = open(&Spec::Kmsg, Some(position)).unwrap();
+        let mut source = open(&KernelLogSpec::Kmsg, Some(position)).unwrap();
         let events = catch_up(&mut source).await;
         assert_eq!(own(&log, &events), ["line"], "{position}");
         // After a reboot the whole log is wanted, and records that the buffer has dropped are
@@ -287,7 +288,7 @@ async fn an_overtaken_reader_counts_what_it_lost() {
         return;
     };
     log.silence_console();
-    let mut source = open(&Spec::Kmsg, None).unwrap();
+    let mut source = open(&KernelLogSpec::Kmsg, None).unwrap();
     catch_up(&mut source).await;
     let last = seq_of(source.position());
 
@@ -334,7 +335,11 @@ async fn an_overtaken_reader_counts_what_it_lost() {
 
     // A process that restarts too late counts the same gap.
     let boot_id = BootId::current().unwrap();
-    let mut late = open(&Spec::Kmsg, Some(&Position::Kmsg { boot_id, seq: last })).unwrap();
+    let mut late = open(
+        &KernelLogSpec::Kmsg,
+        Some(&Position::Kmsg { boot_id, seq: last }),
+    )
+    .unwrap();
     let events = catch_up(&mut late).await;
     let first = records(&events)
         .next()
@@ -351,7 +356,7 @@ async fn an_overtaken_reader_counts_what_it_lost() {
 
 /// Returns the number of the oldest record that can still be read.
 async fn oldest_in_the_log() -> u64 {
-    let mut source = open(&Spec::Kmsg, None).unwrap();
+    let mut source = open(&KernelLogSpec::Kmsg, None).unwrap();
     let events = read_until(&mut source, |events| records(events).next().is_some()).await;
     records(&events).find_map(|record| record.seq).unwrap()
 }
@@ -361,7 +366,7 @@ async fn the_longest_text_is_taken_and_a_longer_one_refused() {
     let Some(log) = KernelLog::take("longest") else {
         return;
     };
-    let mut source = open(&Spec::Kmsg, None).unwrap();
+    let mut source = open(&KernelLogSpec::Kmsg, None).unwrap();
     catch_up(&mut source).await;
 
     let room = KMSG_TEXT_MAX - log.token.len() - ": ".len();
@@ -386,7 +391,7 @@ async fn a_followed_file_is_read_through_the_same_door() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("kern.log");
     fs::write(&path, "[    1.500000] a\n<3>[    2.000000] b\n").unwrap();
-    let spec: Spec = path.to_str().unwrap().parse().unwrap();
+    let spec: KernelLogSpec = path.to_str().unwrap().parse().unwrap();
     let mut source = open(&spec, None).unwrap();
     let events = catch_up(&mut source).await;
     let stamps: Vec<_> = records(&events)
@@ -397,7 +402,10 @@ async fn a_followed_file_is_read_through_the_same_door() {
     let position = source.position().unwrap().to_string().parse().unwrap();
     let mut source = open(&spec, Some(&position)).unwrap();
     assert_eq!(catch_up(&mut source).await, [Event::CaughtUp]);
-    assert_eq!(source.spec(), &Spec::File(Path::new(&path).to_owned()));
+    assert_eq!(
+        source.spec(),
+        &KernelLogSpec::File(Path::new(&path).to_owned())
+    );
 }
 
 /// A journald of this test, in a mount namespace of its own; it reads the machine's kernel log.
@@ -461,7 +469,7 @@ async fn what_systemd_writes_is_read_as_it_comes() {
     let Some(journald) = Journald::start() else {
         return;
     };
-    let spec = Spec::Journal(Some(journald.dir.path().join("log/journal")));
+    let spec = KernelLogSpec::Journal(Some(journald.dir.path().join("log/journal")));
     let mut source = open(&spec, None).unwrap();
     // Longer than 512 bytes, so that journald compresses it.
     let long = "word ".repeat(150);
@@ -524,10 +532,10 @@ fn auto_is_what_this_machine_has() {
         .build()
         .unwrap();
     let _inside = runtime.enter();
-    let kmsg = open(&Spec::Kmsg, None);
-    match open(&Spec::Auto, None) {
-        Ok(source) if kmsg.is_ok() => assert_eq!(source.spec(), &Spec::Kmsg),
-        Ok(source) => assert_eq!(source.spec(), &Spec::Journal(None)),
+    let kmsg = open(&KernelLogSpec::Kmsg, None);
+    match open(&KernelLogSpec::Auto, None) {
+        Ok(source) if kmsg.is_ok() => assert_eq!(source.spec(), &KernelLogSpec::Kmsg),
+        Ok(source) => assert_eq!(source.spec(), &KernelLogSpec::Journal(None)),
         Err(error) => {
             assert!(kmsg.is_err(), "{error}");
             assert!(error.to_string().contains("--kernel-log"), "{error}");

@@ -1,6 +1,6 @@
 //! Effects of the board as requests to the API server.
 
-use cluster::{ApiError, Cluster, Kind};
+use cluster::{ApiError, Cluster, ObjectKind};
 use maintenance::janitor::{CreateResult, Effect, Input, WriteResult};
 use maintenance::{EXPIRY, Expiry, Key, Maintenance, Resource};
 use model::node::{NodeChange, NodeView};
@@ -60,7 +60,7 @@ pub(crate) async fn carry_out(
             Input::Stopped(key)
         }
         Effect::DeleteNode { key, node, uid } => {
-            let nodes = Kind::new("", "v1", "nodes");
+            let nodes = ObjectKind::new("", "v1", "nodes");
             if let Err(error) = cluster.delete_object(&nodes, None, &node, &uid).await {
                 tracing::warn!(node, err = chain(&error), "cannot delete a terminated node");
             }
@@ -84,13 +84,13 @@ pub(crate) async fn carry_out(
     })
 }
 
-pub(crate) fn kind(of: Maintenance) -> Kind {
+pub(crate) fn kind(of: Maintenance) -> ObjectKind {
     let (group, version, plural) = of.resource();
-    Kind::new(group, version, plural)
+    ObjectKind::new(group, version, plural)
 }
 
-pub(crate) fn jobs() -> Kind {
-    Kind::new("batch", "v1", "jobs")
+pub(crate) fn jobs() -> ObjectKind {
+    ObjectKind::new("batch", "v1", "jobs")
 }
 
 /// Maps the response to a conditional write of a resource.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cluster::{ApiError, Cluster, Kind};
+use cluster::{ApiError, Cluster, ObjectKind};
 use maintenance::gpu_reset::ResetSettings;
 use maintenance::janitor::generic::{
     GenericConfig, boot_before, failure_of, is_of, is_reset, job_name, reset_job, reset_job_name,
@@ -159,7 +159,7 @@ impl Provider for Generic {
         }
         let job = job_name(&signal.node, &signal.operation);
         let selector = format!("batch.kubernetes.io/job-name={job}");
-        let pods = Kind::new("", "v1", "pods");
+        let pods = ObjectKind::new("", "v1", "pods");
         let pods = self
             .cluster
             .some_objects(&pods, &self.config.namespace, &selector);
@@ -168,6 +168,6 @@ impl Provider for Generic {
     }
 }
 
-fn jobs() -> Kind {
-    Kind::new("batch", "v1", "jobs")
+fn jobs() -> ObjectKind {
+    ObjectKind::new("batch", "v1", "jobs")
 }

@@ -1,7 +1,7 @@
 //! Access to Node objects for the local providers, and the mapping of API errors to failures of
 //! a signal.
 
-use cluster::{ApiError, Cluster, Kind};
+use cluster::{ApiError, Cluster, ObjectKind};
 use jiff::SignedDuration;
 use maintenance::janitor::{Class, Failure};
 use runtime::logging::chain;
@@ -18,8 +18,8 @@ pub(crate) async fn node(cluster: &Cluster, name: &str) -> Result<Value, Failure
         .ok_or_else(missing)
 }
 
-pub(crate) fn nodes() -> Kind {
-    Kind::new("", "v1", "nodes")
+pub(crate) fn nodes() -> ObjectKind {
+    ObjectKind::new("", "v1", "nodes")
 }
 
 /// Returns the boot id of a node; empty if it is not set.

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Cluster, Kind, Selection, ServiceEvent, ServiceWatches, Signal};
+use cluster::{Cluster, ObjectKind, Selection, ServiceEvent, ServiceWatches, Signal};
 use jiff::Timestamp;
 use maintenance::is_older;
 use maintenance::validation_request::{self as requests, Request, ValidationConfiguration};
@@ -140,7 +140,7 @@ impl Validator {
     fn begin(&self, sender: &mpsc::Sender<WatchEvent>) {
         let providers = self.parts.config.providers.values().enumerate();
         let objects = providers.map(|(at, provider)| {
-            let kind = Kind::new(&provider.group, &provider.version, &provider.plural);
+            let kind = ObjectKind::new(&provider.group, &provider.version, &provider.plural);
             let of = (
                 provider.group.clone(),
                 provider.version.clone(),
@@ -315,9 +315,9 @@ impl Validator {
         self.nodes.follow(wanted, &self.parts.config, &self.cancel);
     }
 
-    fn kind(&self, provider: &str) -> Option<Kind> {
+    fn kind(&self, provider: &str) -> Option<ObjectKind> {
         let provider = self.parts.config.providers.get(provider)?;
-        Some(Kind::new(
+        Some(ObjectKind::new(
             &provider.group,
             &provider.version,
             &provider.plural,
@@ -325,6 +325,6 @@ impl Validator {
     }
 }
 
-fn requests_kind() -> Kind {
-    Kind::new(requests::GROUP, requests::VERSION, requests::PLURAL)
+fn requests_kind() -> ObjectKind {
+    ObjectKind::new(requests::GROUP, requests::VERSION, requests::PLURAL)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cluster::{Cluster, Kind, Selection, Signal};
+use cluster::{Cluster, ObjectKind, Selection, Signal};
 use contract::keys;
 use maintenance::janitor::Input;
 use maintenance::{Key, Maintenance, Resource};
@@ -163,7 +163,7 @@ pub(crate) async fn termination_message(
     namespace: &str,
     job: &str,
 ) -> Option<String> {
-    let pods = Kind::new("", "v1", "pods");
+    let pods = ObjectKind::new("", "v1", "pods");
     let selector = format!("batch.kubernetes.io/job-name={job}");
     // If the pods cannot be read, the Job's condition is enough.
     let pods = cluster
@@ -188,7 +188,7 @@ async fn marks(
     sender: &mpsc::Sender<Input>,
     cancel: CancellationToken,
 ) -> Option<()> {
-    let nodes = Kind::new("", "v1", "nodes");
+    let nodes = ObjectKind::new("", "v1", "nodes");
     let mut signals = cluster.watch::<Value>(Selection::of_kind(&nodes, None), cancel);
     while let Some(signal) = signals.recv().await {
         match signal {

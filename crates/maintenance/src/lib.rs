@@ -20,7 +20,7 @@ pub mod validation_request;
 
 pub use expiry::{EXPIRY, Expiry};
 pub(crate) use listings::Listings;
-pub use status::{Condition, Status};
+pub use status::{Status, StatusCondition};
 
 /// API group of all kinds except the hand-over.
 pub const GROUP: &str = "janitor.dgxc.nvidia.com";

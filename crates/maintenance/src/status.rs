@@ -20,7 +20,7 @@ pub struct Status {
     /// Namespace and name of the Job.
     pub job: Option<(String, String)>,
     /// All conditions, including those of other programs.
-    conditions: Vec<Condition>,
+    conditions: Vec<StatusCondition>,
     /// `observedGeneration` for conditions that are set. `None` to set none.
     generation: Option<i64>,
 }
@@ -28,7 +28,7 @@ pub struct Status {
 /// A condition of a status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Condition {
+pub struct StatusCondition {
     /// `type` of the condition.
     #[serde(rename = "type")]
     kind: String,
@@ -64,7 +64,7 @@ impl Status {
             completion: time("/completionTime"),
             job: job.map(|(namespace, name)| (namespace.to_owned(), name.to_owned())),
             conditions: (conditions.into_iter().flatten())
-                .filter_map(|one| Condition::deserialize(one).ok())
+                .filter_map(|one| StatusCondition::deserialize(one).ok())
                 .collect(),
             generation,
         }
@@ -94,7 +94,7 @@ impl Status {
     }
 
     /// Returns the condition of this type.
-    pub fn condition(&self, kind: &str) -> Option<&Condition> {
+    pub fn condition(&self, kind: &str) -> Option<&StatusCondition> {
         self.conditions.iter().find(|one| one.kind == kind)
     }
 
@@ -130,7 +130,7 @@ impl Status {
     ) {
         let before = self.condition(kind).filter(|one| one.status == status);
         let since = before.and_then(|one| one.last_transition_time);
-        let condition = Condition {
+        let condition = StatusCondition {
             kind: kind.to_owned(),
             status: status.to_owned(),
             reason: reason.to_owned(),

@@ -73,7 +73,7 @@ pub struct Options {
 
 /// Desired state of a condition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Condition {
+pub struct NodeCondition {
     /// `type`: name of the check, or of the summary.
     pub kind: String,
     /// `status`: written as `True` or `False`. `True` means broken for a check, and healthy for
@@ -89,7 +89,7 @@ pub struct Condition {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConditionChange {
     /// Desired state of the condition.
-    pub condition: Condition,
+    pub condition: NodeCondition,
     /// True if the status differs from the one on the node. The transition time is updated
     /// then.
     pub transition: bool,
@@ -140,7 +140,7 @@ pub fn changes<'a>(
         if broken.contains_key(check) || on_node.is_none() || !is_free(check, on_node) {
             continue;
         }
-        wanted.push(Condition {
+        wanted.push(NodeCondition {
             kind: check.to_owned(),
             status: false,
             reason: reason(check, true),
@@ -154,7 +154,7 @@ pub fn changes<'a>(
         let stands = |kind: &str| on_node.get(kind).map(drain::stands);
         wanted.extend(drain::conditions(drain, stands));
     }
-    let change = |condition: Condition| {
+    let change = |condition: NodeCondition| {
         let found = on_node.get(condition.kind.as_str());
         let transition = found.is_none_or(|found| found.status != status_name(condition.status));
         let same = found.is_some_and(|found| {
@@ -173,7 +173,7 @@ fn of_broken(
     broken: &BTreeMap<&str, Vec<&Fault>>,
     on_node: &BTreeMap<&str, Observed<'_>>,
     limits: &Limits,
-) -> Vec<Condition> {
+) -> Vec<NodeCondition> {
     let of_checks = on_node
         .iter()
         .filter(|(kind, found)| is_of_check(kind, found));
@@ -190,7 +190,7 @@ fn of_broken(
             continue;
         }
         count += usize::from(is_new);
-        wanted.push(Condition {
+        wanted.push(NodeCondition {
             kind: (*check).to_owned(),
             status: true,
             reason: reason(check, false),
@@ -228,7 +228,7 @@ fn is_of_check(kind: &str, found: &Observed<'_>) -> bool {
         .any(|suffix| found.reason.strip_suffix(suffix) == Some(kind))
 }
 
-fn summary(faults: &[Fault], limits: &Limits) -> Condition {
+fn summary(faults: &[Fault], limits: &Limits) -> NodeCondition {
     let mut fatal: Vec<&Fault> = faults.iter().filter(|fault| fault.event.is_fatal).collect();
     fatal.sort_by(|a, b| Fault::by_gravity(a, b));
     let (status, reason, message) = match fatal.as_slice() {
@@ -246,7 +246,7 @@ fn summary(faults: &[Fault], limits: &Limits) -> Condition {
             (false, reason.to_owned(), text)
         }
     };
-    Condition {
+    NodeCondition {
         kind: keys::CONDITION_GPU_HEALTHY.to_owned(),
         status,
         reason,

@@ -118,7 +118,7 @@ pub struct SliceDevice {
 
 /// A `DeviceTaintRule` made by a gpuwarden.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct DeviceTaintRule {
     /// Name of the object.
     pub name: String,
     /// `resourceVersion` of this state of the object.
@@ -157,9 +157,9 @@ pub enum RuleChange {
     /// Creates a new rule.
     Create(RuleSpec),
     /// Replaces the taint of a rule.
-    Update(Box<Rule>, DeviceTaint),
+    Update(Box<DeviceTaintRule>, DeviceTaint),
     /// Deletes an existing rule.
-    Delete(Box<Rule>),
+    Delete(Box<DeviceTaintRule>),
 }
 
 /// A `ResourceClaim` with allocated devices.
@@ -253,9 +253,9 @@ impl fmt::Display for DeviceTaint {
     }
 }
 
-// === impl Rule ===
+// === impl DeviceTaintRule ===
 
-impl Rule {
+impl DeviceTaintRule {
     /// Returns whether this is an older state of the rule than `other`. Versions are comparable
     /// numbers in every Kubernetes we know. If they are not, neither state is older.
     pub fn is_older_than(&self, other: &Self) -> bool {
@@ -300,9 +300,9 @@ impl RuleChange {
     }
 
     /// Returns the rule after the change. `None` if it is deleted.
-    pub fn after(&self) -> Option<Rule> {
+    pub fn after(&self) -> Option<DeviceTaintRule> {
         match self {
-            Self::Create(spec) => Some(Rule {
+            Self::Create(spec) => Some(DeviceTaintRule {
                 name: spec.rule_name(),
                 resource_version: String::new(),
                 created_at: None,
@@ -310,7 +310,7 @@ impl RuleChange {
                 eviction: None,
             }),
             Self::Update(rule, taint) => {
-                let mut rule = Rule::clone(rule);
+                let mut rule = DeviceTaintRule::clone(rule);
                 rule.spec.taint = taint.clone();
                 Some(rule)
             }

@@ -27,9 +27,9 @@ pub use route::{ALL_STAGES, Route, RouteDrain, Routed};
 #[cfg(test)]
 pub(crate) use rule::counts;
 pub use rule::{
-    Comparison, ComparisonKind, CompileError, CountExpression, Criterion, EventVariable, MAX_COST,
-    MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS, MAX_NODE_BYTES, MAX_NODE_ITEMS, NodeVariable, Rule,
-    RuleKind,
+    CelRule, Comparison, ComparisonKind, CompileError, CountExpression, Criterion, EventVariable,
+    MAX_COST, MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS, MAX_NODE_BYTES, MAX_NODE_ITEMS,
+    NodeVariable, RuleKind,
 };
 pub use uncordon::Uncordon;
 
@@ -85,9 +85,9 @@ pub struct RuleSet {
     /// wins.
     pub priority: i64,
     /// Alternative rules: at least one must hold, if there are any.
-    pub any: Vec<Rule>,
+    pub any: Vec<CelRule>,
     /// Rules that must all hold.
-    pub all: Vec<Rule>,
+    pub all: Vec<CelRule>,
     /// True if either `any` or `all` suffices when both are present, as in NVSentinel.
     pub any_or_all: bool,
     /// Taint to put on the node.
@@ -174,7 +174,7 @@ impl RuleSet {
     /// Returns whether any rule reads more of a node than labels and annotations.
     pub fn reads_whole_node(&self) -> bool {
         let mut rules = self.any.iter().chain(&self.all);
-        rules.any(Rule::reads_whole_node)
+        rules.any(CelRule::reads_whole_node)
     }
 
     /// Returns whether the rule set matches an event on a node. If it has both `any` and `all`,

@@ -8,7 +8,7 @@ use toml::Spanned;
 
 use super::route::Written;
 use super::{
-    CompileError, MAX_COST, NamedPolicy, Policy, Route, RouteDrain, Rule, RuleKind, RuleSet,
+    CelRule, CompileError, MAX_COST, NamedPolicy, Policy, Route, RouteDrain, RuleKind, RuleSet,
     Uncordon,
 };
 
@@ -373,12 +373,12 @@ impl Reader<'_> {
         *max.get_ref()
     }
 
-    fn rules(&mut self, entries: Vec<RuleEntry>) -> Vec<Rule> {
+    fn rules(&mut self, entries: Vec<RuleEntry>) -> Vec<CelRule> {
         let rule = |entry| self.rule(&entry);
         entries.into_iter().filter_map(rule).collect()
     }
 
-    fn rule(&mut self, entry: &RuleEntry) -> Option<Rule> {
+    fn rule(&mut self, entry: &RuleEntry) -> Option<CelRule> {
         let (expression, place) = (entry.expression.get_ref(), entry.expression.span().start);
         let Some(kind) = RuleKind::parse(entry.kind.get_ref()) else {
             let what = format_args!(
@@ -387,14 +387,14 @@ impl Reader<'_> {
             );
             self.findings.wrong_at(entry.kind.span().start, what);
             // An error in both kinds is an error whichever kind is meant.
-            let node = Rule::compile(RuleKind::Node, expression).err();
-            let event = Rule::compile(RuleKind::HealthEvent, expression).err();
+            let node = CelRule::compile(RuleKind::Node, expression).err();
+            let event = CelRule::compile(RuleKind::HealthEvent, expression).err();
             if let (Some(why), Some(_)) = (event, node) {
                 self.refused(place, &why);
             }
             return None;
         };
-        let rule = Rule::compile(kind, expression)
+        let rule = CelRule::compile(kind, expression)
             .map_err(|why| self.refused(place, &why))
             .ok()?;
         let before = self.cost;

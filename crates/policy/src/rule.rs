@@ -61,7 +61,7 @@ pub enum CompileError {
 
 /// A compiled CEL expression.
 #[derive(Clone)]
-pub struct Rule {
+pub struct CelRule {
     /// Variable that the expression reads.
     pub kind: RuleKind,
     /// Text of the expression.
@@ -176,9 +176,9 @@ impl RuleKind {
     }
 }
 
-// === impl Rule ===
+// === impl CelRule ===
 
-impl Rule {
+impl CelRule {
     /// Compiles an expression. Also finds errors that CEL reports only at evaluation: unknown
     /// names, and a result that is not a boolean.
     ///
@@ -286,7 +286,7 @@ impl Rule {
     }
 }
 
-impl std::fmt::Debug for Rule {
+impl std::fmt::Debug for CelRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Rule")
             .field("kind", &self.kind)

@@ -6,7 +6,7 @@ use model::event::EventRecord;
 use model::node::{NodeView, Taint};
 use model::position::Position;
 use policy::assess::Desired;
-use policy::{ALL_STAGES, EventVariable, NodeVariable, Policy, Routed, Rule, RuleKind, RuleSet};
+use policy::{ALL_STAGES, CelRule, EventVariable, NodeVariable, Policy, Routed, RuleKind, RuleSet};
 use serde::{Deserialize, Serialize};
 
 use crate::replay::Replay;
@@ -149,12 +149,12 @@ fn rule_sets(policy: &Policy) -> impl Iterator<Item = &RuleSet> {
     policy.rule_sets.iter().chain(named).chain(routes)
 }
 
-fn about_nodes(set: &RuleSet) -> impl Iterator<Item = &Rule> {
+fn about_nodes(set: &RuleSet) -> impl Iterator<Item = &CelRule> {
     let rules = set.all.iter().chain(&set.any);
     rules.filter(|rule| rule.kind == RuleKind::Node)
 }
 
-fn text(rule: &Rule) -> &str {
+fn text(rule: &CelRule) -> &str {
     &rule.expression
 }
 

@@ -6,7 +6,7 @@ use contract::{RecommendedAction, keys};
 use diagnosis::catalog::Catalog;
 use model::node::NodeView;
 use policy::{
-    Brake, Comparison, ComparisonKind, EventVariable, NodeVariable, Policy, Rule, RuleKind,
+    Brake, CelRule, Comparison, ComparisonKind, EventVariable, NodeVariable, Policy, RuleKind,
     RuleSet, RuleSetAnswer, event_variable,
 };
 use serde::{Deserialize, Serialize};
@@ -98,7 +98,7 @@ fn of_rule_set(rule_set: &RuleSet, events: &[Standard], warnings: &mut Vec<Warni
         }
         warnings.len() > before
     };
-    let rules: Vec<&Rule> = rule_set.all.iter().chain(&rule_set.any).collect();
+    let rules: Vec<&CelRule> = rule_set.all.iter().chain(&rule_set.any).collect();
     if rules.is_empty() {
         let what = "it has no rules, and never matches".to_owned();
         warn(what, "add match.all or match.any");
@@ -124,7 +124,7 @@ fn of_rule_set(rule_set: &RuleSet, events: &[Standard], warnings: &mut Vec<Warni
         return;
     }
     let looks_at_label =
-        |one: &&Rule| one.kind == RuleKind::Node && one.expression.contains(keys::MANAGED_LABEL);
+        |one: &&CelRule| one.kind == RuleKind::Node && one.expression.contains(keys::MANAGED_LABEL);
     // This warning does not explain why a rule set matches nothing.
     if !rules.iter().any(looks_at_label) {
         warn(
@@ -203,7 +203,7 @@ fn named(names: &[&str]) -> String {
 
 /// Returns true if the rules about events match; rules about nodes are assumed to match.
 fn matches(rule_set: &RuleSet, standard: &Standard) -> bool {
-    let is_node = |rule: &Rule| rule.kind == RuleKind::Node;
+    let is_node = |rule: &CelRule| rule.kind == RuleKind::Node;
     let mut all = rule_set.all.clone();
     all.retain(|rule| !is_node(rule));
     // A rule about nodes in `any` is enough.
@@ -226,7 +226,7 @@ fn matches(rule_set: &RuleSet, standard: &Standard) -> bool {
 
 /// Returns a warning about a rule that fails for every node in service, because the API server
 /// omits a `spec.unschedulable` that is false.
-fn left_out(rule: &Rule, events: &[Standard]) -> Option<(String, &'static str)> {
+fn left_out(rule: &CelRule, events: &[Standard]) -> Option<(String, &'static str)> {
     const FIELD: &str = "unschedulable";
     if rule.kind != RuleKind::Node || !rule.expression.contains(FIELD) {
         return None;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use cluster::{ApiError, Cluster, Kind, Selection, Signal};
+use cluster::{ApiError, Cluster, ObjectKind, Selection, Signal};
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{
@@ -301,8 +301,8 @@ async fn shared(
     }
 }
 
-fn secrets() -> Kind {
-    Kind::new("", "v1", "secrets")
+fn secrets() -> ObjectKind {
+    ObjectKind::new("", "v1", "secrets")
 }
 
 // === impl Pair ===

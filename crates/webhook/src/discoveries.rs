@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cluster::{ApiError, Cluster, Kind, Selection, Signal};
+use cluster::{ApiError, Cluster, ObjectKind, Selection, Signal};
 use jiff::Timestamp;
 use preflight::config::Discovery;
 use runtime::logging::{Seldom, chain};
@@ -52,7 +52,7 @@ type Configs = BTreeMap<(String, String), Arc<WatchedConfig>>;
 #[derive(Deserialize)]
 #[serde(from = "Config")]
 struct WatchedConfig {
-    metadata: Metadata,
+    metadata: ConfigMetadata,
     /// Configured discovery, or the reason why it is not usable.
     discovery: Result<Arc<Discovery>, String>,
     /// Status without times; null if it is too large to be written by this program.
@@ -61,7 +61,7 @@ struct WatchedConfig {
 
 #[derive(Deserialize)]
 struct Config {
-    metadata: Metadata,
+    metadata: ConfigMetadata,
     spec: Option<Spec>,
     #[serde(default)]
     status: Value,
@@ -69,7 +69,7 @@ struct Config {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Metadata {
+struct ConfigMetadata {
     namespace: String,
     name: String,
     #[serde(default)]
@@ -246,7 +246,7 @@ async fn write_status(
     if config.status == without_time(status.clone()) {
         return Ok(());
     }
-    let Metadata {
+    let ConfigMetadata {
         namespace,
         name,
         resource_version,
@@ -268,8 +268,8 @@ async fn write_status(
     }
 }
 
-fn kind() -> Kind {
-    Kind::new(GROUP, VERSION, "preflightconfigs")
+fn kind() -> ObjectKind {
+    ObjectKind::new(GROUP, VERSION, "preflightconfigs")
 }
 
 /// Returns the status: true if the config is in use, or the reason why not.

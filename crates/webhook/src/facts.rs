@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cluster::{ApiError, Cluster, Kind, Selection, Signal, apply_signal};
+use cluster::{ApiError, Cluster, ObjectKind, Selection, Signal, apply_signal};
 use model::listing::Listing;
 use preflight::config::Discovery;
 use preflight::gang::{Gang, Size, SizeFrom};
@@ -149,7 +149,7 @@ impl Facts {
                 &mut known.templates,
             ),
         ] {
-            let kind = Kind::new(GROUP, version, resource);
+            let kind = ObjectKind::new(GROUP, version, resource);
             for name in names {
                 let found = self.object(&kind, Some(namespace), &name, until).await?;
                 let spec = found.as_deref().and_then(|object| object.pointer(spec));
@@ -166,7 +166,7 @@ impl Facts {
         namespace: &str,
         until: Instant,
     ) -> Result<Option<String>, String> {
-        let kind = Kind::new("", "v1", "namespaces");
+        let kind = ObjectKind::new("", "v1", "namespaces");
         let found = self.object(&kind, None, namespace, until).await?;
         let labels = found.as_ref().and_then(|it| it.pointer("/metadata/labels"));
         let level = labels.and_then(|labels| labels.get(ENFORCED)?.as_str());
@@ -181,7 +181,7 @@ impl Facts {
         node: &str,
         label: &str,
     ) -> Result<Option<String>, String> {
-        let kind = Kind::new("", "v1", "nodes");
+        let kind = ObjectKind::new("", "v1", "nodes");
         let until = Instant::now() + DEADLINE;
         let found = self.object(&kind, None, node, until).await?;
         let labels = found.as_ref().and_then(|it| it.pointer("/metadata/labels"));
@@ -214,7 +214,7 @@ impl Facts {
             return Ok(None);
         };
         for kind in kinds {
-            let kind = Kind::new(&kind.group, &kind.version, &kind.resource);
+            let kind = ObjectKind::new(&kind.group, &kind.version, &kind.resource);
             let found = self
                 .object(&kind, Some(&gang.namespace), name, until)
                 .await?;
@@ -227,7 +227,7 @@ impl Facts {
 
     async fn object(
         &self,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: Option<&str>,
         name: &str,
         until: Instant,
@@ -327,7 +327,7 @@ async fn follow_classes(
                 }
             }
         };
-        let kind = Kind::new(GROUP, version, "deviceclasses");
+        let kind = ObjectKind::new(GROUP, version, "deviceclasses");
         let mut signals = cluster.watch::<Value>(Selection::of_kind(&kind, None), cancel.clone());
         // Resource by class, so that a deleted class also removes its resource.
         let mut resources: Listing<String, Option<String>> = Listing::default();

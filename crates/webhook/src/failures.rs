@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{ApiError, Cluster, Event, EventPod, Kind, Selection, Signal};
+use cluster::{ApiError, Cluster, Event, EventPod, ObjectKind, Selection, Signal};
 use jiff::Timestamp;
 use preflight::config::Config;
 use preflight::failure::{FailedCheck, failed_checks};
@@ -56,7 +56,7 @@ struct Failed {
 
 /// Publishes failed checks until `cancel`.
 pub async fn tell(cluster: Arc<Cluster>, config: Arc<Config>, cancel: CancellationToken) {
-    let kind = Kind::new("", "v1", "pods");
+    let kind = ObjectKind::new("", "v1", "pods");
     let not_started = Selection::of_kind(&kind, None).with_fields(NOT_STARTED);
     let mut pods = cluster.watch(not_started, cancel.clone());
     let mut publisher = Publisher {

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{ApiError, Cluster, Kind, LeaseName, Selection, Signal};
+use cluster::{ApiError, Cluster, LeaseName, ObjectKind, Selection, Signal};
 use connector::{Caller, Connector};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents, RecommendedAction};
 use preflight::config::Config;
@@ -484,8 +484,8 @@ fn drain<T>(signals: &mut mpsc::Receiver<Signal<T>>, mut take: impl FnMut(Signal
     }
 }
 
-fn kind(resource: &str) -> Kind {
-    Kind::new("", "v1", resource)
+fn kind(resource: &str) -> ObjectKind {
+    ObjectKind::new("", "v1", resource)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use cluster::{ApiError, Cluster, Kind};
+use cluster::{ApiError, Cluster, ObjectKind};
 use contract::keys;
 use maintenance::Maintenance;
 use preflight::config::{Config, FailurePolicy};
@@ -208,10 +208,10 @@ impl Asked {
         }
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> ObjectKind {
         match self {
             Self::Pods { .. } => kind(),
-            Self::Requests => Kind::new(GROUP, "v1", "validatingwebhookconfigurations"),
+            Self::Requests => ObjectKind::new(GROUP, "v1", "validatingwebhookconfigurations"),
         }
     }
 
@@ -301,8 +301,8 @@ pub(crate) async fn has(cluster: &Cluster, authorities: &str) -> Result<bool, Ap
     Ok(there == Some(&*wanted))
 }
 
-fn kind() -> Kind {
-    Kind::new(GROUP, "v1", "mutatingwebhookconfigurations")
+fn kind() -> ObjectKind {
+    ObjectKind::new(GROUP, "v1", "mutatingwebhookconfigurations")
 }
 
 /// Returns true if the webhooks are as intended. A selector with additional terms would select

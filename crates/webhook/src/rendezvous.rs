@@ -21,7 +21,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use cluster::{Cluster, Kind, TokenError, TokenOwner};
+use cluster::{Cluster, ObjectKind, TokenError, TokenOwner};
 use connector::Connector;
 use preflight::config::Config;
 use preflight::gang::Gang;
@@ -91,7 +91,7 @@ type Tokens = BTreeMap<Vec<u8>, Verified>;
 struct Verified {
     /// Time of the verification.
     at: Instant,
-    pod: Pod,
+    pod: RequestingPod,
     /// Name of the `ConfigMap` of the pod's gang, or empty for no gang; `None` until it was
     /// looked up.
     gang: Option<String>,
@@ -102,7 +102,7 @@ type Refusal = (StatusCode, String);
 
 /// Pod that sent a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Pod {
+struct RequestingPod {
     namespace: String,
     name: String,
     node: Option<String>,
@@ -205,7 +205,7 @@ impl Rendezvous {
 
     /// Returns true if the pod's own spec belongs to the gang with this `ConfigMap`. The member
     /// list in the `ConfigMap` is no proof, since others may write it.
-    async fn is_of(&self, pod: &Pod, digest: &[u8], map: &str) -> Result<bool, Refusal> {
+    async fn is_of(&self, pod: &RequestingPod, digest: &[u8], map: &str) -> Result<bool, Refusal> {
         let known = {
             let tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
             tokens.get(digest).and_then(|known| known.gang.clone())
@@ -231,7 +231,7 @@ impl Rendezvous {
 
     /// Returns the topology file of a pod's machine. The pod itself has no permission to read
     /// its node.
-    async fn topology(&self, pod: &Pod) -> Option<Topology> {
+    async fn topology(&self, pod: &RequestingPod) -> Option<Topology> {
         let (by, label) = (&self.topologies, &self.topologies.label);
         let Some(node) = &pod.node else {
             return by.of(Err("the token does not say the node of its pod"));
@@ -250,7 +250,7 @@ impl Rendezvous {
 
     /// Authenticates a request: returns the pod of its token, and the token's digest. The error
     /// is the response.
-    async fn authenticate(&self, headers: &HeaderMap) -> Result<(Pod, Vec<u8>), Refusal> {
+    async fn authenticate(&self, headers: &HeaderMap) -> Result<(RequestingPod, Vec<u8>), Refusal> {
         let token = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok());
@@ -268,8 +268,8 @@ impl Rendezvous {
     }
 
     /// Fetches a pod from the API server.
-    async fn object(&self, pod: &Pod) -> Result<Value, Refusal> {
-        let kind = Kind::new("", "v1", "pods");
+    async fn object(&self, pod: &RequestingPod) -> Result<Value, Refusal> {
+        let kind = ObjectKind::new("", "v1", "pods");
         let _turn = self.reviews.acquire().await;
         let read = self.cluster.object(&kind, Some(&pod.namespace), &pod.name);
         match read.await {
@@ -280,7 +280,7 @@ impl Rendezvous {
     }
 
     /// Returns the pod that a token was issued for.
-    async fn pod(&self, token: &str, digest: &[u8]) -> Result<Pod, TokenError> {
+    async fn pod(&self, token: &str, digest: &[u8]) -> Result<RequestingPod, TokenError> {
         {
             let tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(known) = tokens.get(digest).filter(|known| known.is_fresh()) {
@@ -290,7 +290,7 @@ impl Rendezvous {
         let turn = self.reviews.acquire().await;
         let owner = self.cluster.review_token(token, AUDIENCE).await?;
         drop(turn);
-        let pod = Pod::of(owner).ok_or_else(|| TokenError::Invalid {
+        let pod = RequestingPod::of(owner).ok_or_else(|| TokenError::Invalid {
             why: "it was not made for a pod".to_owned(),
         })?;
         let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
@@ -383,9 +383,9 @@ impl Verified {
     }
 }
 
-// === impl Pod ===
+// === impl RequestingPod ===
 
-impl Pod {
+impl RequestingPod {
     fn of(owner: TokenOwner) -> Option<Self> {
         let account = owner.username.strip_prefix(SERVICE_ACCOUNT)?;
         let (namespace, _) = account.split_once(':')?;

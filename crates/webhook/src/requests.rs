@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{ApiError, Cluster, Kind};
+use cluster::{ApiError, Cluster, ObjectKind};
 use maintenance::janitor::{Named, Request};
 use maintenance::{Maintenance, Resource};
 use preflight::inject::Injection;
@@ -90,7 +90,7 @@ impl Requests {
     /// Returns the requests of a kind that have not ended, or `None` if the node does not
     /// exist.
     async fn open_for(&self, kind: Maintenance, node: &str) -> Result<Option<Open>, ApiError> {
-        let nodes = Kind::new("", "v1", "nodes");
+        let nodes = ObjectKind::new("", "v1", "nodes");
         // Any other character would change the path of the API request.
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
         if node.chars().all(is_name) && self.cluster.object(&nodes, None, node).await?.is_some() {
@@ -112,7 +112,7 @@ impl Requests {
             tokio::time::sleep_until(*begun + APART).await;
         }
         let begun = Instant::now();
-        let kinds = Kind::new(group, version, plural);
+        let kinds = ObjectKind::new(group, version, plural);
         let mut open = self.cluster.list_objects(&kinds).await?;
         open.retain(|one| Resource::read(kind, one).is_ok_and(|one| !one.is_over()));
         let open = Arc::new(open);

@@ -102,7 +102,7 @@ impl Bench {
 
     fn monitor(&self, sources: &Sources, connector: Connector) -> KernelLogMonitor {
         let config = KernelLogConfig {
-            spec: Spec::File(self.log()),
+            spec: KernelLogSpec::File(self.log()),
             history: self.history,
             refuse_user_space: self.refuse_user_space,
             machine: self.machine.subscribe(),

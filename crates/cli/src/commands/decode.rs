@@ -7,7 +7,7 @@ use std::sync::Arc;
 use contract::{ProcessingStrategy, keys};
 use diagnosis::catalog::Text;
 use diagnosis::decode::{Finding, KernelLogDecoder};
-use host::kernel_log::{Event, KernelLogRecord, Spec};
+use host::kernel_log::{Event, KernelLogRecord, KernelLogSpec};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -64,10 +64,10 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
 /// Writes all findings. Sets `fatal` if one of them is.
 async fn decode(args: &DecodeArgs, fatal: &mut bool) -> anyhow::Result<()> {
     let (spec, name) = match args.file.as_str() {
-        "-" => (Spec::Stdin, "standard input"),
+        "-" => (KernelLogSpec::Stdin, "standard input"),
         path => {
             no_text::refuse(Path::new(path), "gpuwarden decode")?;
-            (Spec::FileOnce(path.into()), path)
+            (KernelLogSpec::FileOnce(path.into()), path)
         }
     };
     let mut source = host::kernel_log::open(&spec, None)?;

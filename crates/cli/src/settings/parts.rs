@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use connector::AcceptNodes;
-use host::kernel_log::Spec;
+use host::kernel_log::KernelLogSpec;
 use jiff::SignedDuration;
 use runtime::logging::LogFormat;
 
@@ -47,7 +47,7 @@ pub struct NodeSettings {
     pub socket_mode: u32,
     /// Nodes that processes on this machine may report for.
     pub accept_nodes: AcceptNodes,
-    pub kernel_log: Spec,
+    pub kernel_log: KernelLogSpec,
     /// On a first start, lines of the kernel log that are older open no fault.
     pub history: SignedDuration,
     /// True if records that programs wrote into the kernel's log are ignored.

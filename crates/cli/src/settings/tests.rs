@@ -1,7 +1,7 @@
 use connector::AcceptNodes;
 use controller::policy::PolicySource;
 use devices::Providers;
-use host::kernel_log::Spec;
+use host::kernel_log::KernelLogSpec;
 
 use super::*;
 use crate::args::{AgentArgs, ControllerArgs, RunArgs};
@@ -44,7 +44,7 @@ fn a_flag_beats_the_file_and_the_file_the_default() {
     );
     assert_eq!(
         (plain.node.kernel_log, plain.node.history.as_secs()),
-        (Spec::Auto, 900)
+        (KernelLogSpec::Auto, 900)
     );
     let any = run("accept-nodes = \"any\"\n", |_| ()).unwrap();
     assert_eq!(any.node.accept_nodes, AcceptNodes::Any);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use contract::keys;
 use jiff::Timestamp;
 use kube::core::ApiResource;
-use model::device::{Claim, DeviceId, DeviceTaint, Rule, RuleSpec, Slice, SliceDevice};
+use model::device::{Claim, DeviceId, DeviceTaint, DeviceTaintRule, RuleSpec, Slice, SliceDevice};
 use model::ownership::Maker;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -100,11 +100,11 @@ struct Selected {
 #[derive(Debug, Default, Deserialize)]
 struct RuleStatus {
     #[serde(default)]
-    conditions: Vec<Condition>,
+    conditions: Vec<RuleCondition>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Condition {
+struct RuleCondition {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
@@ -211,12 +211,12 @@ impl RuleObject {
         self.metadata.name.clone()
     }
 
-    pub(super) fn rule(&self) -> Rule {
+    pub(super) fn rule(&self) -> DeviceTaintRule {
         let metadata = &self.metadata;
         let annotation = |key: &str| metadata.annotations.get(key).cloned();
         let mut conditions = self.status.conditions.iter();
         let eviction = conditions.find(|one| one.kind == EVICTION);
-        Rule {
+        DeviceTaintRule {
             name: metadata.name.clone(),
             resource_version: metadata.resource_version.clone(),
             created_at: metadata.creation_timestamp,

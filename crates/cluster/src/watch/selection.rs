@@ -2,7 +2,7 @@
 
 use kube::Resource;
 
-use crate::kind::Kind;
+use crate::kind::ObjectKind;
 
 /// Events that wait for the consumer; when it is slower, the API server waits.
 pub(super) const QUEUE: usize = 1024;
@@ -35,7 +35,7 @@ impl Selection {
     }
 
     /// Selects all objects of a kind, or those in one namespace.
-    pub fn of_kind(kind: &Kind, namespace: Option<&str>) -> Self {
+    pub fn of_kind(kind: &ObjectKind, namespace: Option<&str>) -> Self {
         Self::all(kind.path(namespace))
     }
 

@@ -14,7 +14,7 @@ const LINE_BYTES: u64 = 8 * 1024 * 1024;
 
 /// A list whose items are still JSON text.
 #[derive(Deserialize)]
-pub(super) struct List<'a> {
+pub(super) struct RawList<'a> {
     #[serde(default)]
     pub(super) metadata: ListMeta,
     #[serde(borrow)]
@@ -42,7 +42,7 @@ pub(super) enum LineKind {
 
 /// The fields of an object that the watch itself reads, even if the rest is malformed.
 #[derive(Default, Deserialize)]
-pub(super) struct Object {
+pub(super) struct WatchedObject {
     #[serde(default)]
     metadata: Metadata,
 }
@@ -55,9 +55,9 @@ struct Metadata {
     resource_version: Value,
 }
 
-// === impl Object ===
+// === impl WatchedObject ===
 
-impl Object {
+impl WatchedObject {
     /// Reads the fields that can be read.
     pub(super) fn of(text: &RawValue) -> Self {
         serde_json::from_str(text.get()).unwrap_or_default()

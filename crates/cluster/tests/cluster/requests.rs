@@ -5,12 +5,12 @@ use anyhow::{Context as _, Result, ensure};
 use contract::keys;
 use fleet::drain::{DrainMode, PodView};
 use fleet::{PlannedCheckpoint, PlannedRemoval};
-use gpuwarden_cluster::{ApiError, Cluster, Kind};
+use gpuwarden_cluster::{ApiError, Cluster, ObjectKind};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt as _};
-use model::condition::{Condition, ConditionChange};
+use model::condition::{ConditionChange, NodeCondition};
 use model::node::NodeView;
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Options, Private, Program, Version, node, unique};
@@ -138,7 +138,7 @@ async fn a_trial_of_an_eviction_tells_of_budgets_and_evicts_nothing() -> Result<
         "metadata": {"name": "held", "namespace": "work"},
         "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "held"}}},
     });
-    let budgets = Kind::new("policy", "v1", "poddisruptionbudgets");
+    let budgets = ObjectKind::new("policy", "v1", "poddisruptionbudgets");
     cluster
         .create_object(&budgets, Some("work"), &budget)
         .await?;
@@ -180,7 +180,7 @@ async fn nothing_is_written_on_or_deleted_of_another_object_of_the_same_name() -
     let asked = told.annotations().get(keys::CHECKPOINT_REQUESTED);
     assert_eq!(asked.map(String::as_str), Some("1970-01-01T00:00:00Z"));
 
-    let maps = Kind::new("", "v1", "configmaps");
+    let maps = ObjectKind::new("", "v1", "configmaps");
     let map = |name: &str| {
         json!({"apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {"name": name, "namespace": "work"}})
@@ -238,7 +238,7 @@ async fn a_node_that_was_made_anew_gets_no_condition_of_the_one_before() -> Resu
     let before = serde_json::to_value(make().await?)?;
     let before = NodeView::from_object(before).context("not a node")?;
     let change = [ConditionChange {
-        condition: Condition {
+        condition: NodeCondition {
             kind: "GpuMemWatch".to_owned(),
             status: true,
             reason: "GpuMemWatchIsNotHealthy".to_owned(),
@@ -265,7 +265,7 @@ async fn a_field_that_the_api_server_does_not_know_is_counted_as_a_warning() -> 
     let Some((_plane, _client, cluster)) = plane().await? else {
         return Ok(());
     };
-    let maps = Kind::new("", "v1", "configmaps");
+    let maps = ObjectKind::new("", "v1", "configmaps");
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "date": {"a": "b"},
         "metadata": {"name": "misspelt", "namespace": "work"}});
     cluster.create_object(&maps, Some("work"), &map).await?;

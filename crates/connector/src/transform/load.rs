@@ -12,7 +12,7 @@ use contract::names;
 use jiff::SignedDuration;
 use model::condition::Limits;
 use model::event::{MAX_METADATA, MAX_NAME_BYTES, MAX_VALUE_BYTES};
-use policy::{CompileError, MAX_POLICY_COST, Rule, RuleKind};
+use policy::{CelRule, CompileError, MAX_POLICY_COST, RuleKind};
 use serde::{Deserialize, Deserializer, de};
 use toml::Spanned;
 
@@ -377,7 +377,7 @@ fn rule_of(entry: Spanned<RuleKeys>, findings: &mut Findings<'_>) -> Option<Over
             }
             CompileError::NoThread(_) => findings.at(when.span().start, &error.to_string()),
         };
-        Rule::compile(RuleKind::Override, when.get_ref())
+        CelRule::compile(RuleKind::Override, when.get_ref())
             .map_err(refused)
             .ok()
     });

@@ -5,7 +5,7 @@
 //! refers to, is skipped.
 
 use contract::{HealthEvent, keys};
-use policy::{EventVariable, Rule, override_variable};
+use policy::{CelRule, EventVariable, override_variable};
 
 use super::annotate;
 
@@ -22,7 +22,7 @@ pub struct Override {
     /// Name for metrics and messages.
     pub name: String,
     /// Condition of the rule.
-    pub when: Rule,
+    pub when: CelRule,
     /// New value of `isFatal`.
     pub is_fatal: Option<bool>,
     /// New value of `isHealthy`.

@@ -197,13 +197,13 @@ async fn a_pod_that_took_the_name_of_another_is_not_written_on() -> anyhow::Resu
     };
     scene.pod("one", &scene.nodes[0], None).await?;
     let listed = scene.cluster.pods_of_node(&scene.nodes[0]).await?;
-    let pod = Pod {
+    let pod = NodePod {
         uid: "2b1d5c3e-0000-4000-8000-000000000000".to_owned(),
         ..listed[0].clone()
     };
     let error = scene.cluster.set_pod_devices(&pod, Some(ONE)).await;
     assert!(matches!(error, Err(ApiError::Conflict { .. })), "{error:?}");
-    let gone = Pod {
+    let gone = NodePod {
         name: "gone".to_owned(),
         ..pod
     };

@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
-use model::device::{DeviceId, DeviceTaint, NodeDevices, Rule, RuleChange, RuleSpec, TaintEffect};
+use model::device::{
+    DeviceId, DeviceTaint, DeviceTaintRule, NodeDevices, RuleChange, RuleSpec, TaintEffect,
+};
 use model::journal::EntryKind;
 use model::mode::Mode;
 use model::ownership::Maker;
@@ -32,7 +34,7 @@ pub(crate) struct DeviceTaints {
     /// Names of the rules with a change in flight.
     in_flight: BTreeSet<String>,
     /// Rules that a dry run pretends to have changed; `None` if deleted.
-    pretended: BTreeMap<String, Option<Rule>>,
+    pretended: BTreeMap<String, Option<DeviceTaintRule>>,
     retry: Retry,
     /// Time since which a wanted change has not been made.
     pending_since: Option<Timestamp>,
@@ -58,10 +60,10 @@ impl DeviceTaints {
     }
 
     /// Returns our rules on devices of the node, as decisions see them.
-    pub(crate) fn rules(&self, node: &str, fleet: &FleetState) -> Vec<Rule> {
+    pub(crate) fn rules(&self, node: &str, fleet: &FleetState) -> Vec<DeviceTaintRule> {
         let rules = fleet.devices.rules_of(node);
         let rules = rules.filter(|rule| fleet.owns_rule(rule)).cloned();
-        let mut rules: BTreeMap<String, Rule> =
+        let mut rules: BTreeMap<String, DeviceTaintRule> =
             rules.map(|rule| (rule.name.clone(), rule)).collect();
         for (name, rule) in &self.pretended {
             match rule {
@@ -75,7 +77,7 @@ impl DeviceTaints {
     /// Returns the views of the devices of the node that we have tainted.
     pub(crate) fn show(&self, node: &str, fleet: &FleetState) -> Vec<DeviceView> {
         let mut shown: BTreeMap<DeviceId, DeviceView> = BTreeMap::new();
-        for Rule { spec, eviction, .. } in self.rules(node, fleet) {
+        for DeviceTaintRule { spec, eviction, .. } in self.rules(node, fleet) {
             let device = shown.entry(spec.device.clone()).or_insert_with(|| {
                 let pods = fleet.devices.pods(&spec.device).into_iter();
                 DeviceView {

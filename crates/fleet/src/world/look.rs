@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use model::attempt::Attempt;
 use model::device::test_util::slice;
-use model::device::{Rule, RuleChange};
+use model::device::{DeviceTaintRule, RuleChange};
 use model::journal::JournalEntry;
 use model::node::NodeChange;
 use model::position::Position;
@@ -177,7 +177,7 @@ impl World {
         let is = self.rules.get(&rule).map(|rule| &rule.resource_version);
         let result = if is == expected {
             let version = is.map_or(0, |is| is.parse::<u64>().unwrap()) + 1;
-            let after = change.after().map(|after| Rule {
+            let after = change.after().map(|after| DeviceTaintRule {
                 resource_version: version.to_string(),
                 ..after
             });

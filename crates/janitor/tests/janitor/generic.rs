@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cluster::{Cluster, ConnectOptions, Kind};
+use cluster::{Cluster, ConnectOptions, ObjectKind};
 use gpuwarden_janitor::client::Remote;
 use gpuwarden_janitor::conformance::{self, Weather, World};
 use gpuwarden_janitor::generic::Generic;
@@ -54,7 +54,7 @@ impl Jobs {
     }
 
     async fn jobs(&self, machine: &str) -> Vec<Value> {
-        let jobs = Kind::new("batch", "v1", "jobs");
+        let jobs = ObjectKind::new("batch", "v1", "jobs");
         let selector = format!("{JOB_LABEL}=true,{NODE_LABEL}={machine}");
         let found = self.cluster.some_objects(&jobs, &self.namespace, &selector);
         found.await.unwrap()
@@ -62,7 +62,7 @@ impl Jobs {
 
     /// Returns the Jobs that reset a machine's GPUs.
     async fn resets(&self, machine: &str) -> Vec<Value> {
-        let jobs = Kind::new("batch", "v1", "jobs");
+        let jobs = ObjectKind::new("batch", "v1", "jobs");
         let found = self
             .cluster
             .some_objects(&jobs, &self.namespace, "app=gpu-reset");
@@ -73,7 +73,7 @@ impl Jobs {
 
     /// Waits for the pod of a Job.
     async fn pod(&self, job: &Value) -> Value {
-        let pods = Kind::new("", "v1", "pods");
+        let pods = ObjectKind::new("", "v1", "pods");
         let name = job["metadata"]["name"].as_str().unwrap();
         let selector = format!("batch.kubernetes.io/job-name={name}");
         let found = || async {
@@ -114,7 +114,7 @@ pub(crate) async fn set_boot(cluster: &Cluster, machine: &str, id: &str) {
         "containerRuntimeVersion": "c", "kubeletVersion": "v1.37.1", "kubeProxyVersion": "",
         "operatingSystem": "linux", "architecture": "amd64",
     }}});
-    let nodes = Kind::new("", "v1", "nodes");
+    let nodes = ObjectKind::new("", "v1", "nodes");
     cluster.merge_status(&nodes, machine, &info).await.unwrap();
 }
 

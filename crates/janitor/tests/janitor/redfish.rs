@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use cluster::{Cluster, ConnectOptions, Kind};
+use cluster::{Cluster, ConnectOptions, ObjectKind};
 use gpuwarden_janitor::conformance::{self, Weather, World};
 use gpuwarden_janitor::redfish::Redfish;
 use gpuwarden_janitor::{Provider, Signal};
@@ -185,7 +185,7 @@ impl Nodes {
     }
 
     async fn node(&self, name: &str) -> Value {
-        let nodes = Kind::new("", "v1", "nodes");
+        let nodes = ObjectKind::new("", "v1", "nodes");
         let node = self.cluster.object(&nodes, None, name).await.unwrap();
         node.unwrap()
     }

@@ -8,7 +8,7 @@ use super::record::{SIGNAL_SENT, SignalRecord};
 use super::sending::{Answer, Course, Question, Sending};
 use super::signal::Step;
 use crate::gpu_reset::{ResetObservation, ResetState, is_reset};
-use crate::{Condition, Status};
+use crate::{Status, StatusCondition};
 
 /// Signal of a reset.
 pub(super) struct ResetSignal<'a>(pub(super) Sending<'a>);
@@ -102,7 +102,7 @@ impl ResetSignal<'_> {
         }
     }
 
-    fn signal(&self) -> Option<&Condition> {
+    fn signal(&self) -> Option<&StatusCondition> {
         self.0.resource.status.condition(SIGNAL_SENT)
     }
 

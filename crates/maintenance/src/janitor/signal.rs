@@ -25,7 +25,7 @@ use super::order::Position;
 use super::record::{MANUAL_MODE, SIGNAL_SENT, SignalRecord};
 use super::sending::{Answer, Course, Memory, Question, RETRYING, SUCCEEDED, Sending, UNCLEAR};
 use crate::SESSION_OBSERVED_WITHIN;
-use crate::{Condition, Resource, SESSION_ENDED, SESSION_ENDED_MESSAGE, Status};
+use crate::{Resource, SESSION_ENDED, SESSION_ENDED_MESSAGE, Status, StatusCondition};
 
 /// Time limit for a person to carry out the action, in manual mode.
 const MANUAL: SignedDuration = SignedDuration::from_hours(24);
@@ -316,7 +316,12 @@ impl Situation<'_> {
     }
 
     /// Returns the deadline. In manual mode a person has a day for the signal before.
-    fn deadline(&self, start: Timestamp, signal: Option<&Condition>, manual: bool) -> Timestamp {
+    fn deadline(
+        &self,
+        start: Timestamp,
+        signal: Option<&StatusCondition>,
+        manual: bool,
+    ) -> Timestamp {
         let sent = signal.filter(|one| one.status == "True");
         let (from, time) = match (manual, sent.and_then(|one| one.last_transition_time)) {
             (false, _) => (start, self.rules.timeout),
@@ -326,7 +331,7 @@ impl Situation<'_> {
         from.checked_add(time).unwrap_or(Timestamp::MAX)
     }
 
-    fn too_late(&self, signal: Option<&Condition>) -> Step {
+    fn too_late(&self, signal: Option<&StatusCondition>) -> Step {
         let minutes = self.rules.timeout.as_mins();
         let reason = signal.map_or("", |one| &one.reason);
         // Nothing was done while it waited for another try.
@@ -409,7 +414,7 @@ impl Situation<'_> {
     }
 
     /// Follows the node after the signal.
-    fn watch(&self, signal: Option<&Condition>, manual: bool) -> Step {
+    fn watch(&self, signal: Option<&StatusCondition>, manual: bool) -> Step {
         if let Some(Answer::Ready(Err(failure))) = &self.memory.response
             && failure.class == Class::Permanent
         {

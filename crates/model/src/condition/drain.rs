@@ -6,7 +6,7 @@
 
 use contract::keys;
 
-use super::{Condition, Observed};
+use super::{NodeCondition, Observed};
 use crate::node::NodeView;
 use crate::ownership::{DrainMark, Ownership};
 
@@ -25,7 +25,7 @@ pub(super) fn of_node(node: &NodeView) -> Option<DrainMark> {
 pub(super) fn conditions(
     drain: Option<DrainMark>,
     on_node: impl Fn(&str) -> Option<(bool, bool)>,
-) -> Vec<Condition> {
+) -> Vec<NodeCondition> {
     let (in_progress, drained) = match drain {
         Some(DrainMark { since, done: None }) => {
             (Some(format!("Pods leave since {since:.0}")), None)
@@ -49,7 +49,7 @@ pub(super) fn conditions(
         if anothers || (message.is_none() && !ours) {
             continue;
         }
-        wanted.push(Condition {
+        wanted.push(NodeCondition {
             kind: kind.to_owned(),
             status: message.is_some(),
             reason: keys::REASON_DRAIN.to_owned(),

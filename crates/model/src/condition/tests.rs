@@ -102,7 +102,7 @@ fn message(events: Vec<HealthEvent>) -> String {
 /// Formats the changes as `type status reason`, with `!` for a transition.
 fn formatted(changes: &[ConditionChange]) -> Vec<String> {
     let line = |change: &ConditionChange| {
-        let Condition {
+        let NodeCondition {
             kind,
             status,
             reason,

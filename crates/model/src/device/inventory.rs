@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use contract::keys;
 use diagnosis::subject::{Subject, normalise_pci};
 
-use super::{DeviceId, Rule, Slice, SliceDevice};
+use super::{DeviceId, DeviceTaintRule, Slice, SliceDevice};
 
 /// Devices of all nodes.
 ///
@@ -81,7 +81,11 @@ impl Inventory {
 
     /// Returns the devices of a node. Devices of `rules` that the driver no longer publishes,
     /// such as those of a lost GPU, are restored from the rules.
-    pub fn of_node<'a>(&self, node: &str, rules: impl Iterator<Item = &'a Rule>) -> NodeDevices {
+    pub fn of_node<'a>(
+        &self,
+        node: &str,
+        rules: impl Iterator<Item = &'a DeviceTaintRule>,
+    ) -> NodeDevices {
         let mut found = Vec::new();
         let pools = self.nodes.get(node).into_iter().flatten();
         for (id, pool) in pools.filter_map(|id| Some((id, self.pools.get(id)?))) {

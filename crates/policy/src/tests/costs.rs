@@ -4,7 +4,7 @@
 use super::*;
 
 fn refused(kind: RuleKind, expression: &str) -> String {
-    Rule::compile(kind, expression).unwrap_err().to_string()
+    CelRule::compile(kind, expression).unwrap_err().to_string()
 }
 
 fn ones(count: usize) -> String {
@@ -86,7 +86,7 @@ fn what_people_ask_is_taken() {
         "event.metadata.exists(k, k.startsWith('gpu') && event.metadata[k] == 'H100')",
         "event.errorCode.join(',') == '79,48'",
     ] {
-        Rule::compile(RuleKind::HealthEvent, expression).expect(expression);
+        CelRule::compile(RuleKind::HealthEvent, expression).expect(expression);
     }
     for expression in [
         "node.metadata.labels.exists(k, k.startsWith('team/') && node.metadata.labels[k] == 'a')",
@@ -100,7 +100,7 @@ fn what_people_ask_is_taken() {
         "node.status.nodeInfo.kernelVersion.matches('^5[.]15')",
         "timestamp(node.metadata.creationTimestamp) < timestamp('2026-01-01T00:00:00Z')",
     ] {
-        Rule::compile(RuleKind::Node, expression).expect(expression);
+        CelRule::compile(RuleKind::Node, expression).expect(expression);
     }
 }
 

@@ -176,7 +176,7 @@ fn what_is_too_deep_or_too_long_is_refused_and_does_not_overflow_the_stack() {
     };
     for expression in deep(400).into_iter().chain(deep(1_000)) {
         // Refused expressions have a reason. Parentheses and pairs alone cause no nesting.
-        if let Err(why) = Rule::compile(RuleKind::HealthEvent, &expression) {
+        if let Err(why) = CelRule::compile(RuleKind::HealthEvent, &expression) {
             let why = why.to_string();
             let known = ["nested", "bytes", "true or false", "does not parse"];
             assert!(known.iter().any(|part| why.contains(part)), "{why}");
@@ -184,7 +184,7 @@ fn what_is_too_deep_or_too_long_is_refused_and_does_not_overflow_the_stack() {
     }
     let chain = format!("0{} == 1", "+1".repeat(400));
     assert!(
-        Rule::compile(RuleKind::HealthEvent, &chain)
+        CelRule::compile(RuleKind::HealthEvent, &chain)
             .unwrap_err()
             .to_string()
             .contains("nested")
@@ -194,20 +194,20 @@ fn what_is_too_deep_or_too_long_is_refused_and_does_not_overflow_the_stack() {
     });
     let doubling = format!("['a']{} == []", ".map(x, x + x)".repeat(40));
     for expression in [nested, doubling] {
-        let why = Rule::compile(RuleKind::HealthEvent, &expression)
+        let why = CelRule::compile(RuleKind::HealthEvent, &expression)
             .unwrap_err()
             .to_string();
         assert!(why.contains("loops"), "{why}");
     }
     let long = format!("event.agent == '{}'", "x".repeat(MAX_EXPRESSION_BYTES));
     assert!(
-        Rule::compile(RuleKind::HealthEvent, &long)
+        CelRule::compile(RuleKind::HealthEvent, &long)
             .unwrap_err()
             .to_string()
             .contains("4096")
     );
     let usual = vec!["event.isFatal"; 60].join(" || ");
-    Rule::compile(RuleKind::HealthEvent, &usual).unwrap();
+    CelRule::compile(RuleKind::HealthEvent, &usual).unwrap();
 }
 
 #[test]

@@ -6,7 +6,8 @@ use contract::keys;
 use fleet::DeviceInput;
 use fleet::session::Failure;
 use model::device::{
-    DeviceId, DeviceTaint, GPU_DRIVER, Rule, RuleChange, RuleSpec, Slice, SliceDevice, TaintEffect,
+    DeviceId, DeviceTaint, DeviceTaintRule, GPU_DRIVER, RuleChange, RuleSpec, Slice, SliceDevice,
+    TaintEffect,
 };
 use model::ownership::Maker;
 
@@ -15,7 +16,7 @@ use super::node::{FOREIGN, name};
 
 /// Rules of the cluster, as the API server stores them.
 pub(super) struct Rules {
-    by_name: BTreeMap<String, Rule>,
+    by_name: BTreeMap<String, DeviceTaintRule>,
     /// Changes that the watch has not delivered yet.
     undelivered: VecDeque<DeviceInput>,
     /// Number of changes so far, from which versions are made.
@@ -54,8 +55,8 @@ pub(super) fn slice(node: usize) -> Slice {
 }
 
 /// Returns a rule for the first GPU of a node that the node's own gpuwarden has made.
-fn foreign(node: usize) -> Rule {
-    Rule {
+fn foreign(node: usize) -> DeviceTaintRule {
+    DeviceTaintRule {
         name: format!("{FOREIGN}{node}"),
         resource_version: "1".to_owned(),
         created_at: None,
@@ -107,25 +108,28 @@ impl Rules {
     }
 
     /// Returns the rules of the controller.
-    pub(super) fn ours(&self) -> impl Iterator<Item = &Rule> {
+    pub(super) fn ours(&self) -> impl Iterator<Item = &DeviceTaintRule> {
         let rules = self.by_name.values();
         rules.filter(|rule| rule.spec.by == Maker::Controller)
     }
 
     /// Returns the rule of this name if somebody else has made it.
-    pub(super) fn of_others(&self, name: &str) -> Option<&Rule> {
+    pub(super) fn of_others(&self, name: &str) -> Option<&DeviceTaintRule> {
         let rule = self.by_name.get(name);
         rule.filter(|rule| rule.spec.by != Maker::Controller)
     }
 
     /// Returns a rule that somebody else has made, and that is gone or has changed.
-    pub(super) fn lost(&self) -> Option<Rule> {
+    pub(super) fn lost(&self) -> Option<DeviceTaintRule> {
         let mut foreign = (0..NODES).map(foreign);
         foreign.find(|rule| self.by_name.get(&rule.name) != Some(rule))
     }
 
     /// Changes a rule like the API server: only if it still is as the decision saw it.
-    pub(super) fn change(&mut self, change: &RuleChange) -> Result<Option<Box<Rule>>, Failure> {
+    pub(super) fn change(
+        &mut self,
+        change: &RuleChange,
+    ) -> Result<Option<Box<DeviceTaintRule>>, Failure> {
         let name = change.rule_name();
         let seen = match change {
             RuleChange::Create(_) => None,
@@ -135,7 +139,7 @@ impl Rules {
             return Err(Failure::Conflict);
         }
         self.changes += 1;
-        let after = change.after().map(|after| Rule {
+        let after = change.after().map(|after| DeviceTaintRule {
             resource_version: self.changes.to_string(),
             ..after
         });
@@ -151,7 +155,7 @@ impl Rules {
         }
     }
 
-    fn set(&mut self, name: String, rule: Option<Rule>) {
+    fn set(&mut self, name: String, rule: Option<DeviceTaintRule>) {
         match rule.clone() {
             Some(rule) => drop(self.by_name.insert(name.clone(), rule)),
             None => drop(self.by_name.remove(&name)),

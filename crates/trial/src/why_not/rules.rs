@@ -9,7 +9,7 @@ use model::fault::Fault;
 use model::node::NodeView;
 use policy::assess::{Dismissal, DismissedBy, FaultRuling, Ruling, assess, is_notice};
 use policy::{
-    ALL_STAGES, EventVariable, NodeVariable, Policy, Rule, RuleKind, RuleSet, RuleSetAnswer,
+    ALL_STAGES, CelRule, EventVariable, NodeVariable, Policy, RuleKind, RuleSet, RuleSetAnswer,
     event_variable,
 };
 use serde_json::Value;
@@ -193,7 +193,12 @@ fn rules_of(
     lines.collect()
 }
 
-fn rule_lines(group: &str, rule: &Rule, holds: Result<bool, String>, input: &Value) -> Vec<String> {
+fn rule_lines(
+    group: &str,
+    rule: &CelRule,
+    holds: Result<bool, String>,
+    input: &Value,
+) -> Vec<String> {
     let result = match holds {
         Ok(holds) => holds.to_string(),
         Err(why) => format!("cannot be evaluated: {why}"),

@@ -67,7 +67,7 @@ pub(super) struct Board {
 struct Known {
     gang: Option<Gang>,
     /// Pods with gang checks, by name.
-    pods: BTreeMap<String, Pod>,
+    pods: BTreeMap<String, MemberPod>,
     map: Option<Map>,
     /// Last write of an existing `ConfigMap`.
     written_at: Option<Instant>,
@@ -92,7 +92,7 @@ struct Map {
     read: Option<Value>,
 }
 
-struct Pod {
+struct MemberPod {
     /// IP address, once the pod has one.
     address: Option<IpAddr>,
     checks: String,
@@ -156,7 +156,7 @@ impl Board {
         known.gang = Some(gang);
         known.empty_since = None;
         let address = text("/status/podIP").and_then(|address| address.parse().ok());
-        let pod = Pod {
+        let pod = MemberPod {
             address,
             checks,
             is_through: is_through(pod, config),

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::Bytes;
-use cluster::{Cluster, Kind, Selection, Signal};
+use cluster::{Cluster, ObjectKind, Selection, Signal};
 use preflight::roster::{MANAGED_BY, MANAGED_BY_LABEL, Roster};
 use runtime::logging::{Seldom, chain};
 use serde_json::{Value, json};
@@ -291,6 +291,6 @@ impl Contents {
     }
 }
 
-fn config_maps() -> Kind {
-    Kind::new("", "v1", "configmaps")
+fn config_maps() -> ObjectKind {
+    ObjectKind::new("", "v1", "configmaps")
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use anyhow::bail;
-use host::kernel_log::{Event, KernelLogRecord, Source, Spec};
+use host::kernel_log::{Event, KernelLogRecord, KernelLogSpec, Source};
 
 use super::{Collected, Collection};
 
@@ -33,8 +33,8 @@ struct Newest {
 pub(super) async fn collect(collection: &Collection<'_>) -> anyhow::Result<Collected> {
     let bound = collection.bound(MAX_BYTES)?;
     let spec = match collection.args.kernel_log.parse()? {
-        Spec::File(path) => Spec::FileOnce(path),
-        Spec::Stdin => bail!("the kernel log cannot be read from standard input"),
+        KernelLogSpec::File(path) => KernelLogSpec::FileOnce(path),
+        KernelLogSpec::Stdin => bail!("the kernel log cannot be read from standard input"),
         spec => spec,
     };
     let mut source = host::kernel_log::open(&spec, None)?;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use controller::policy::PolicySource;
 use diagnosis::catalog::{Catalog, GPU_LIMITS};
-use host::kernel_log::Spec;
+use host::kernel_log::KernelLogSpec;
 use model::shell;
 use runtime::descriptors;
 use store::{StoreError, StoreUrl};
@@ -65,7 +65,7 @@ fn changed(catalog: &Catalog) -> String {
     well
 }
 
-fn kernel_log(spec: &Spec) -> Finding {
+fn kernel_log(spec: &KernelLogSpec) -> Finding {
     let mut advice = None;
     let opened = match host::kernel_log::open(spec, None) {
         Ok(source) if source.missing().is_some() => Err(format!(
@@ -215,13 +215,13 @@ mod tests {
 
     #[test]
     fn a_kernel_log_that_is_not_there_is_a_problem_with_a_way_out() {
-        let look = |spec: Spec| kernel_log(&spec);
-        let found = look(Spec::FileOnce("/does/not/exist".into()));
+        let look = |spec: KernelLogSpec| kernel_log(&spec);
+        let found = look(KernelLogSpec::FileOnce("/does/not/exist".into()));
         assert_eq!(found.result, Severity::Problem);
         assert!(found.what.contains("/does/not/exist"), "{found:?}");
         assert!(found.fix.unwrap().contains("--kernel-log"));
         let file = tempfile::NamedTempFile::new().unwrap();
-        let found = look(Spec::FileOnce(file.path().to_owned()));
+        let found = look(KernelLogSpec::FileOnce(file.path().to_owned()));
         assert_eq!(found.result, Severity::Ok, "{found:?}");
     }
 

@@ -1,6 +1,6 @@
 //! `gpuwarden policy show`: all settings and rules of a policy, including defaults.
 
-use policy::{DEFAULT_POLICY, Policy, Route, Rule, RuleSet};
+use policy::{CelRule, DEFAULT_POLICY, Policy, Route, RuleSet};
 use serde::Serialize;
 
 use crate::EXIT_OK;
@@ -208,7 +208,7 @@ impl ShownRoute {
 // === impl ShownRule ===
 
 impl ShownRule {
-    fn of(rule: &Rule) -> Self {
+    fn of(rule: &CelRule) -> Self {
         Self {
             looks_at: rule.kind.variable(),
             expression: rule.expression.clone(),

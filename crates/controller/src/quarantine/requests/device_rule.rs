@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cluster::{ApiError, DeviceApi};
 use fleet::session::Failure;
 use fleet::{FleetInput, PlannedRule};
-use model::device::Rule;
+use model::device::DeviceTaintRule;
 use runtime::logging::chain;
 
 use super::{Answer, Client, retry_after, status_of};
@@ -20,7 +20,7 @@ pub(crate) async fn change(client: Client, api: Arc<DeviceApi>, planned: Planned
 pub(crate) fn answered(
     client: &Client,
     planned: PlannedRule,
-    result: Result<Option<Rule>, ApiError>,
+    result: Result<Option<DeviceTaintRule>, ApiError>,
 ) -> Answer {
     let (node, rule) = (planned.node.clone(), planned.change.rule_name());
     let detail = status_of(&result, 200);

@@ -87,7 +87,7 @@ fn the_newest_generation_counts_once_it_is_whole() {
 #[test]
 fn a_gpu_that_is_published_no_more_is_known_by_its_rule() {
     let inventory = Inventory::default();
-    let rule = |gpu: &str| Rule {
+    let rule = |gpu: &str| DeviceTaintRule {
         name: "r".into(),
         resource_version: "1".into(),
         created_at: None,

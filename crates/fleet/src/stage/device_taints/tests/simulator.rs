@@ -123,7 +123,7 @@ proptest! {
                     prop_assert_eq!(without_fault(&world), [""; 0]);
                 }
             }
-            let of = |rule: &Rule| (rule.spec.device.clone(), rule.spec.taint.key.clone());
+            let of = |rule: &DeviceTaintRule| (rule.spec.device.clone(), rule.spec.taint.key.clone());
             let different: BTreeSet<_> = world.rules.values().map(of).collect();
             prop_assert_eq!(different.len(), world.rules.len(), "{:?}", world.tainted());
         }

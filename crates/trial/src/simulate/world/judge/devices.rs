@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use contract::{HealthEvent, keys};
 use fleet::PlannedRule;
-use model::device::{Rule, TaintEffect};
+use model::device::{DeviceTaintRule, TaintEffect};
 use model::ownership::Ownership;
 use model::reporter::is_own_word;
 
@@ -39,7 +39,7 @@ pub(super) fn settled(world: &World, node: &str) -> Result<(), Broken> {
         return Ok(());
     }
     let ours = || world.rules.ours().filter(|rule| rule.spec.node == node);
-    let gpu = |rule: &Rule| rule.spec.gpu.clone();
+    let gpu = |rule: &DeviceTaintRule| rule.spec.gpu.clone();
     let out = ours().filter(|rule| rule.spec.taint.effect > TaintEffect::None);
     let out: BTreeSet<String> = out.map(gpu).collect();
     let faulty = faulty(world, node, |event| event.check_name == TAINTS);
