@@ -16,6 +16,7 @@ mod node;
 mod resources;
 mod rules;
 mod setup;
+mod store;
 mod world;
 
 use std::collections::BTreeMap;
@@ -162,7 +163,7 @@ fn end(world: &mut World) -> Result<(), Broken> {
     }
     world.pause(None);
     settle(world, true)?;
-    judge::book(&world.fleet, &world.stored, &world.nodes)?;
+    judge::book(&world.fleet, world.store.events(), &world.nodes)?;
     judge::settled(world)?;
     world.catch_up();
     // A pause does not delay recovery.
@@ -172,7 +173,7 @@ fn end(world: &mut World) -> Result<(), Broken> {
         world.report(symptom, true, false, 0);
     }
     settle(world, false)?;
-    judge::book(&world.fleet, &world.stored, &world.nodes)?;
+    judge::book(&world.fleet, world.store.events(), &world.nodes)?;
     judge::given_back(world)?;
     let took = world.now.duration_since(begin);
     if took > judge::GIVEN_BACK_WITHIN {

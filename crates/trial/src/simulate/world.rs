@@ -9,9 +9,8 @@ use fleet::brake::pause::Pause;
 use fleet::session::Session;
 use fleet::{DeviceInput, DeviceWatch, Effect, Fleet, FleetInput, SavedState, SwitchState};
 use jiff::{SignedDuration, Timestamp};
-use model::event::{EventRecord, normalise};
+use model::event::normalise;
 use model::ownership::Ownership;
-use model::position::Position;
 
 use super::happening::Broken;
 use super::happening::{Fate, Hand, Machine, Memory, NODES, Symptom};
@@ -19,6 +18,7 @@ use super::node::{SimNode, name};
 use super::resources::Resources;
 use super::rules::{Rules, slice, uuid};
 use super::setup::{Configuration, Setup};
+use super::store::Store;
 use requests::Request;
 
 pub(super) mod judge;
@@ -35,9 +35,7 @@ pub(super) struct World {
     pub(super) setup: Setup,
     pub(super) configuration: Configuration,
     pub(super) nodes: Vec<SimNode>,
-    pub(super) stored: Vec<EventRecord>,
-    /// Number of stored events that the controller has read.
-    read: usize,
+    pub(super) store: Store,
     saved: Option<SavedState>,
     pending: Vec<Request>,
     /// True if the controller received input since its last decision.
@@ -55,8 +53,6 @@ pub(super) struct World {
     pub(super) rules: Rules,
     /// Node of each watched custom resource, by the resource's name.
     pub(super) watched: BTreeMap<String, String>,
-    /// Last position in the store.
-    positions: u64,
     /// Number of effects, by kind.
     pub(super) effects: BTreeMap<&'static str, u64>,
     /// Number of sessions started.
@@ -75,8 +71,7 @@ impl World {
             setup: setup.clone(),
             configuration,
             nodes: nodes.collect::<Option<_>>().ok_or("no node")?,
-            stored: Vec::new(),
-            read: 0,
+            store: Store::default(),
             saved: None,
             pending: Vec::new(),
             has_input: false,
@@ -88,7 +83,6 @@ impl World {
             resources: Resources::default(),
             rules: Rules::new(),
             watched: BTreeMap::new(),
-            positions: 0,
             effects: BTreeMap::new(),
             sessions: 0,
         };
@@ -111,8 +105,7 @@ impl World {
             let session = Ownership::read(&node.view);
             node.booted = node.booted.filter(|_| session.is_some());
         }
-        let read = self.stored.partition_point(|record| record.seq <= applied);
-        self.read = read;
+        self.store.read_after(applied);
         self.read_events(usize::MAX);
         self.send(FleetInput::CaughtUp);
         let unread = Some("nobody has answered yet".to_owned());
@@ -188,7 +181,7 @@ impl World {
             node_name: name(symptom.node),
             is_fatal,
             is_healthy,
-            message: format!("report {}", self.stored.len()),
+            message: format!("report {}", self.store.events().len()),
             recommended_action: symptom.action(),
             entities_impacted: vec![Entity {
                 entity_type: keys::ENTITY_GPU_UUID.to_owned(),
@@ -202,30 +195,13 @@ impl World {
             event.metadata = [count].into_iter().collect();
         }
         normalise(&mut event, accepted);
-        self.store(event, accepted);
-    }
-
-    /// Stores an event unless it exists already. Returns its position.
-    fn store(&mut self, event: HealthEvent, created_at: Timestamp) -> Position {
-        if let Some(there) = self.stored.iter().find(|there| there.id == event.id) {
-            return there.seq;
-        }
-        self.positions += 1;
-        let seq = self.positions;
-        self.stored.push(EventRecord {
-            seq: seq.into(),
-            id: event.id.clone(),
-            created_at,
-            event,
-        });
-        seq.into()
+        self.store.append(event, accepted);
     }
 
     /// Lets the controller read events.
     pub(super) fn read_events(&mut self, most: usize) {
-        for record in self.stored.iter().skip(self.read).take(most) {
+        for record in self.store.read(most) {
             self.fleet.record(record, self.now);
-            self.read += 1;
         }
     }
 
@@ -353,7 +329,7 @@ impl World {
         self.pending.clear();
         self.resources.crash(&self.nodes);
         if memory == Memory::Nothing {
-            self.stored.clear();
+            self.store.lose();
             self.saved = None;
         }
         let kept = self.saved.clone().filter(|_| memory == Memory::Saved);
@@ -391,7 +367,7 @@ impl World {
     pub(super) fn is_quiet(&self) -> bool {
         let mut nodes = self.nodes.iter();
         let told = nodes.all(|node| node.undelivered.is_empty()) && self.rules.is_delivered();
-        told && !self.has_input && self.pending.is_empty() && self.read == self.stored.len()
+        told && !self.has_input && self.pending.is_empty() && self.store.is_read()
     }
 
     /// Advances the clock; a negative time sets it back.

@@ -130,16 +130,21 @@ impl World {
                 return Ok(true); // The controller expects no answer.
             }
             Request::LookUp(node, ids) => {
-                let found = ids.into_iter().map(|id| (id.clone(), self.in_store(&id)));
+                let found = ids.into_iter().map(|id| {
+                    let found = if self.store.has(&id) {
+                        EventInStore::Current
+                    } else {
+                        EventInStore::Missing
+                    };
+                    (id, found)
+                });
                 let found = (fate == Fate::Done).then(|| found.collect());
                 FleetInput::EventsFound { node, found }
             }
             Request::Append(node, events) => {
                 let mut last = None;
                 for (event, created_at) in events.into_iter().filter(|_| done) {
-                    let before = self.stored.len();
-                    let at = self.store(event, created_at);
-                    last = last.max(Some(at).filter(|_| self.stored.len() > before));
+                    last = last.max(self.store.append(event, created_at));
                 }
                 let result = if fate == Fate::Done {
                     Ok(last)
@@ -186,14 +191,6 @@ impl World {
     pub(in crate::simulate) fn creates(&self, key: &str) -> bool {
         let mut pending = self.pending.iter();
         pending.any(|request| matches!(request, Request::Make(planned) if planned.key == key))
-    }
-
-    fn in_store(&self, id: &str) -> EventInStore {
-        if self.stored.iter().any(|record| record.id == id) {
-            EventInStore::Current
-        } else {
-            EventInStore::Missing
-        }
     }
 
     /// Carries out a patch like the API server: only if the node still is as the decision saw

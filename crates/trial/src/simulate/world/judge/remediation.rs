@@ -51,7 +51,8 @@ pub(super) fn validated(world: &World, node: &SimNode) -> Result<(), Broken> {
         event.node_name == node.view.name && !event.is_healthy && Validation::of(event).is_some()
     };
     let begun = world
-        .stored
+        .store
+        .events()
         .iter()
         .rfind(begins)
         .map(|record| record.created_at);
