@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use diagnosis::{
     catalog::{Catalog, Overrides},
-    decode::{Finding, KernelLogDecoder, Kind, LogLine, Machine, decode},
+    decode::{Finding, FindingKind, KernelLogDecoder, LogLine, Machine, decode},
     subject::normalise_pci,
 };
 use jiff::{SignedDuration, Timestamp};
@@ -38,17 +38,19 @@ pub fn run(input: &[u8]) {
         let finding = found.pop();
         assert!(found.is_empty(), "one line has one finding");
         match (&said, finding.as_ref().map(|finding| &finding.kind)) {
-            (Some(LogLine::Xid(xid)), Some(Kind::Xid { code, .. })) => assert_eq!(xid.code, *code),
-            (Some(LogLine::Sxid(sxid)), Some(Kind::Sxid { code, .. })) => {
+            (Some(LogLine::Xid(xid)), Some(FindingKind::Xid { code, .. })) => {
+                assert_eq!(xid.code, *code)
+            }
+            (Some(LogLine::Sxid(sxid)), Some(FindingKind::Sxid { code, .. })) => {
                 assert_eq!(sxid.code, *code);
             }
-            (Some(LogLine::Reset(_)), Some(Kind::Reset)) => {}
-            (Some(LogLine::Fallen(part)), Some(Kind::FallenOffBus { .. })) => {
+            (Some(LogLine::Reset(_)), Some(FindingKind::Reset)) => {}
+            (Some(LogLine::Fallen(part)), Some(FindingKind::FallenOffBus { .. })) => {
                 // The words may be spread over several lines.
                 assert!(part.fell || part.pci.is_none());
             }
-            (Some(LogLine::Nic(_)), Some(Kind::Nic { .. }))
-            | (Some(LogLine::InitFailed { .. }), None | Some(Kind::InitFailed)) => {}
+            (Some(LogLine::Nic(_)), Some(FindingKind::Nic { .. }))
+            | (Some(LogLine::InitFailed { .. }), None | Some(FindingKind::InitFailed)) => {}
             // The rest of a message, or a line right after an XID of the same GPU; an ordinary
             // line of a NIC; the name of a GPU.
             (Some(LogLine::Fallen(_) | LogLine::Nic(_) | LogLine::GpuName { .. }) | None, None) => {
@@ -87,9 +89,12 @@ fn can_be_sent(finding: &Finding) {
     for (key, value) in finding.metadata() {
         assert!(value.len() <= 4096, "{key}");
     }
-    if let (Some(pci), false) = (&finding.pci, matches!(finding.kind, Kind::Nic { .. })) {
+    if let (Some(pci), false) = (
+        &finding.pci,
+        matches!(finding.kind, FindingKind::Nic { .. }),
+    ) {
         let normal = normalise_pci(pci);
-        if let Kind::Sxid { .. } = finding.kind {
+        if let FindingKind::Sxid { .. } = finding.kind {
             // The function is present if the line has one.
             let function = pci.strip_prefix(&normal);
             assert!(function.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')));

@@ -35,16 +35,16 @@ use tokio_util::sync::CancellationToken;
 use crate::environment::{BadVariable, Environment};
 use crate::expected::{Scope, ThresholdSettings};
 use crate::loopback;
-use crate::outcome::{Finding, GangWait, Outcome, Result as Meaning};
+use crate::outcome::{CheckOutcome, Finding, GangWait, Result as Meaning};
 use crate::refusal::Variables;
 use crate::verdict;
-use crate::worker::{Benchmark, Failure, Launcher, Libraries, Operation, SeenGpu};
+use crate::worker::{Benchmark, Launcher, Libraries, Operation, SeenGpu, WorkerFailure};
 use collective::Collective;
 use collective::nccl::Nccl;
 use collective::tcp::Tcp;
 use coordinator::Plan;
 use gang::{Gang, GangError, Places};
-use messages::{Hello, Kind, PROTOCOL, Verdict};
+use messages::{Hello, MemberVerdict, PROTOCOL, VerdictKind};
 use rendezvous::Place;
 use wire::GangKey;
 
@@ -98,7 +98,7 @@ pub(crate) async fn execute(
     environment: &Environment,
     launcher: &Launcher,
     stop: &CancellationToken,
-) -> Result<Outcome, BadVariable> {
+) -> Result<CheckOutcome, BadVariable> {
     if environment.first(&["GANG_CONFIG_DIR", "GANG_ID"]).is_none() {
         let text = "this pod is in no gang, so there is no peer to reduce with";
         return Ok(not_tested("NO_GANG", text.to_owned()));
@@ -110,7 +110,7 @@ pub(crate) async fn execute(
     })
 }
 
-async fn check(settings: &Settings, launcher: &Launcher) -> Outcome {
+async fn check(settings: &Settings, launcher: &Launcher) -> CheckOutcome {
     let begun = Instant::now();
     let formed = begun + settings.form;
     let gang = match gang::wait(&settings.places, &settings.pod, formed).await {
@@ -126,14 +126,19 @@ async fn check(settings: &Settings, launcher: &Launcher) -> Outcome {
         gang: gang.id.clone(),
         waited: begun.elapsed(),
     });
-    Outcome {
+    CheckOutcome {
         gang_wait,
         ..reduce(settings, launcher, &gang, formed).await
     }
 }
 
 /// Takes part in the gang by NCCL, or by TCP if that is set.
-async fn reduce(settings: &Settings, launcher: &Launcher, gang: &Gang, formed: Instant) -> Outcome {
+async fn reduce(
+    settings: &Settings,
+    launcher: &Launcher,
+    gang: &Gang,
+    formed: Instant,
+) -> CheckOutcome {
     if !settings.tcp {
         let (chosen, file) = settings.topology.choose(gang.topology.as_ref());
         let (launcher, libraries) = (launcher.clone(), settings.libraries.clone());
@@ -155,7 +160,7 @@ async fn take_part(
     mut collective: impl Collective,
     topology: Option<Topology>,
     formed: Instant,
-) -> Outcome {
+) -> CheckOutcome {
     let is_alone = gang.members.len() < 2;
     let (devices, gpus) = match collective.devices(Instant::now() + settings.timeout).await {
         Ok(seen) => seen,
@@ -227,14 +232,14 @@ async fn coordinate(
     key: &GangKey,
     gpus: &[SeenGpu],
     formed: Instant,
-) -> Result<tokio::task::JoinHandle<()>, Box<Outcome>> {
+) -> Result<tokio::task::JoinHandle<()>, Box<CheckOutcome>> {
     let port = gang.master.port();
     let listener = port::listen(gang.master, formed).await.map_err(|error| {
         let text = format!("cannot listen on master_port {port}, nor behind it: {error}");
         let outcome = wrong(text);
         Box::new(match error.kind() {
             // Another process uses the port, which is no fault of this pod.
-            ErrorKind::AddrInUse => Outcome {
+            ErrorKind::AddrInUse => CheckOutcome {
                 result: Meaning::NotTested,
                 ..outcome
             },
@@ -252,24 +257,24 @@ async fn coordinate(
 }
 
 /// Returns the code of a failure.
-fn code(failure: &Failure) -> &'static str {
+fn code(failure: &WorkerFailure) -> &'static str {
     match failure {
-        Failure::Late { .. } => TIMEOUT,
-        Failure::Nccl { text, .. } if text.contains("ncclCommInitRank") => INIT_FAILED,
+        WorkerFailure::Late { .. } => TIMEOUT,
+        WorkerFailure::Nccl { text, .. } if text.contains("ncclCommInitRank") => INIT_FAILED,
         _ => FAILED,
     }
 }
 
 /// Returns the meaning of a verdict for this node. `alone` has the GPUs of a pod that is the
 /// whole gang.
-fn judge(verdict: &Verdict, alone: Option<&[SeenGpu]>) -> Outcome {
+fn judge(verdict: &MemberVerdict, alone: Option<&[SeenGpu]>) -> CheckOutcome {
     let code = verdict.failure.as_ref().map_or(BANDWIDTH_DEGRADED, code);
     let outcome = match verdict.kind {
-        Kind::Passed => {
+        VerdictKind::Passed => {
             let finding = Finding::healthy(CHECK, verdict.text.clone());
-            Outcome::passed(verdict.text.clone(), vec![finding])
+            CheckOutcome::passed(verdict.text.clone(), vec![finding])
         }
-        Kind::Culprit => match &verdict.failure {
+        VerdictKind::Culprit => match &verdict.failure {
             Some(failure) => {
                 // In a larger gang, the GPU named by a failure may belong to another member.
                 let gpus = alone.unwrap_or_default();
@@ -280,7 +285,7 @@ fn judge(verdict: &Verdict, alone: Option<&[SeenGpu]>) -> Outcome {
                 }
                 outcome
             }
-            None => Outcome::failed(Finding {
+            None => CheckOutcome::failed(Finding {
                 check: CHECK.to_owned(),
                 fatal: true,
                 action: RecommendedAction::ContactSupport,
@@ -289,16 +294,16 @@ fn judge(verdict: &Verdict, alone: Option<&[SeenGpu]>) -> Outcome {
                 ..Finding::default()
             }),
         },
-        Kind::Pair | Kind::Unclear => {
-            Outcome::failed(Finding::harmless(CHECK, code, verdict.text.clone()))
+        VerdictKind::Pair | VerdictKind::Unclear => {
+            CheckOutcome::failed(Finding::harmless(CHECK, code, verdict.text.clone()))
         }
         // The verdict found nothing about this node.
-        Kind::Innocent => Outcome {
+        VerdictKind::Innocent => CheckOutcome {
             findings: Vec::new(),
             ..unformed(code, verdict.text.clone())
         },
-        Kind::Missing => unformed(GANG_TIMEOUT, verdict.text.clone()),
-        Kind::Untested => Outcome {
+        VerdictKind::Missing => unformed(GANG_TIMEOUT, verdict.text.clone()),
+        VerdictKind::Untested => CheckOutcome {
             result: Meaning::NotTested,
             findings: Vec::new(),
             ..unformed(NO_TOPOLOGY, verdict.text.clone())
@@ -312,7 +317,11 @@ fn judge(verdict: &Verdict, alone: Option<&[SeenGpu]>) -> Outcome {
 
 /// Returns the outcome of a gang of one pod, which is a loopback: it concerns the GPUs of this
 /// pod, so that a pass of others does not close it, and a lack in the container stops no pod.
-fn of_one(mut outcome: Outcome, failure: Option<&Failure>, gpus: &[SeenGpu]) -> Outcome {
+fn of_one(
+    mut outcome: CheckOutcome,
+    failure: Option<&WorkerFailure>,
+    gpus: &[SeenGpu],
+) -> CheckOutcome {
     if failure.is_some_and(verdict::is_of_container) {
         outcome.result = Meaning::NotTested;
     }
@@ -328,8 +337,8 @@ fn of_one(mut outcome: Outcome, failure: Option<&Failure>, gpus: &[SeenGpu]) -> 
 }
 
 /// Returns the outcome of a pod without others to test with, which does not stop the pod.
-fn not_tested(code: &str, text: String) -> Outcome {
-    Outcome {
+fn not_tested(code: &str, text: String) -> CheckOutcome {
+    CheckOutcome {
         result: Meaning::NotTested,
         findings: Vec::new(),
         ..unformed(code, text)
@@ -337,13 +346,13 @@ fn not_tested(code: &str, text: String) -> Outcome {
 }
 
 /// Returns the outcome of a gang that has not formed, which blames no member.
-fn unformed(code: &str, text: String) -> Outcome {
-    Outcome::failed(Finding::harmless(CHECK, code, text))
+fn unformed(code: &str, text: String) -> CheckOutcome {
+    CheckOutcome::failed(Finding::harmless(CHECK, code, text))
 }
 
 /// Returns the outcome of a gang with an invalid description.
-fn wrong(text: String) -> Outcome {
-    Outcome {
+fn wrong(text: String) -> CheckOutcome {
+    CheckOutcome {
         result: Meaning::Misconfigured,
         ..unformed(GANG_CONFIG, text)
     }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tonic::transport::Endpoint;
 
 use crate::environment::Environment;
-use crate::outcome::{Outcome, Result as Meaning};
+use crate::outcome::{CheckOutcome, Result as Meaning};
 use crate::worker::{FromWorker, Launcher, Libraries, Request, Worker};
 
 /// Time limit for the driver to name the GPUs.
@@ -49,7 +49,7 @@ pub(crate) async fn passed(
     socket: &Path,
     request: FindPassRequest,
     longest: Duration,
-) -> Option<Outcome> {
+) -> Option<CheckOutcome> {
     if request.gpu_uuids.is_empty() {
         return None;
     }
@@ -61,7 +61,7 @@ pub(crate) async fn passed(
     };
     let answer = tokio::time::timeout(ASK, asked).await.ok()??;
     let age = Duration::try_from_secs_f64(answer.into_inner().age_seconds?).ok()?;
-    (age <= longest).then(|| Outcome {
+    (age <= longest).then(|| CheckOutcome {
         result: Meaning::NotTested,
         code: "PASSED_BEFORE".to_owned(),
         text: format!(

@@ -14,7 +14,7 @@ use prost::Message as _;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use crate::outcome::{Outcome, Result as Meaning};
+use crate::outcome::{CheckOutcome, Result as Meaning};
 use crate::report::Way;
 use crate::webhook::{Webhook, refusal};
 
@@ -26,7 +26,7 @@ const ATTEMPT: Duration = Duration::from_secs(2);
 pub(crate) fn request(
     check: &str,
     node: &str,
-    outcome: &Outcome,
+    outcome: &CheckOutcome,
     error: &str,
     took: Duration,
     gpus: Vec<String>,

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::environment::{BadVariable, Environment};
-use crate::outcome::{Finding, Outcome, Result as Meaning};
+use crate::outcome::{CheckOutcome, Finding, Result as Meaning};
 use crate::verdict;
 use crate::worker::{FromWorker, Launcher, Libraries, Request, SeenGpu, Worker};
 use dcgmi::{Dcgmi, Trouble};
@@ -59,7 +59,7 @@ pub(crate) async fn execute(
     environment: &Environment,
     launcher: &Launcher,
     stop: &CancellationToken,
-) -> Result<Outcome, BadVariable> {
+) -> Result<CheckOutcome, BadVariable> {
     let settings = Settings::read(environment)?;
     let until = Instant::now() + settings.timeout;
     let seen = tokio::select! {
@@ -85,9 +85,9 @@ async fn see(
     settings: &Settings,
     launcher: &Launcher,
     until: Instant,
-) -> Result<Vec<SeenGpu>, Outcome> {
+) -> Result<Vec<SeenGpu>, CheckOutcome> {
     let failed = |failure| match verdict::outcome(CHECK, "NVML_ERROR", &failure, &[]) {
-        outcome if outcome.result == Meaning::Failed => Outcome {
+        outcome if outcome.result == Meaning::Failed => CheckOutcome {
             result: Meaning::NotTested,
             ..outcome
         },
@@ -98,7 +98,7 @@ async fn see(
     match worker.ask(&request, until).await.map_err(failed)? {
         FromWorker::Gpus(gpus) if gpus.is_empty() => {
             let text = "this container has no GPU that could be tested".to_owned();
-            Err(Outcome::misconfigured(text))
+            Err(CheckOutcome::misconfigured(text))
         }
         FromWorker::Gpus(gpus) => Ok(gpus),
         answer => Err(failed(answer.unexpected())),
@@ -106,7 +106,7 @@ async fn see(
 }
 
 /// Tests the GPUs, and retries while another client's diagnosis runs.
-async fn diagnose(settings: &Settings, dcgmi: &Dcgmi, gpus: &[SeenGpu]) -> Outcome {
+async fn diagnose(settings: &Settings, dcgmi: &Dcgmi, gpus: &[SeenGpu]) -> CheckOutcome {
     let mut attempt = 1;
     loop {
         let tried = async {
@@ -133,14 +133,14 @@ async fn diagnose(settings: &Settings, dcgmi: &Dcgmi, gpus: &[SeenGpu]) -> Outco
 
 /// Returns the outcome of a check without a diagnosis. None of the reasons is evidence about a
 /// GPU, so the pod is not stopped.
-fn end(settings: &Settings, trouble: &Trouble, attempts: u64) -> Outcome {
+fn end(settings: &Settings, trouble: &Trouble, attempts: u64) -> CheckOutcome {
     let code = match trouble {
         Trouble::Busy { code, .. } => *code,
         Trouble::Unreachable { .. } => "DCGM_CONNECTIVITY_ERROR",
         Trouble::Late { .. } => TIMEOUT_CODE,
         Trouble::OtherHost { .. } => OTHER_HOST,
         Trouble::Stopped => return stopped(),
-        Trouble::NoProgram(text) => return Outcome::misconfigured(text.clone()),
+        Trouble::NoProgram(text) => return CheckOutcome::misconfigured(text.clone()),
         Trouble::Unclear(_) => "DCGM_DIAG_ERROR",
     };
     let mut text = trouble.to_string();
@@ -157,15 +157,15 @@ fn end(settings: &Settings, trouble: &Trouble, attempts: u64) -> Outcome {
         ));
     }
     let finding = Finding::harmless(CHECK, code, text);
-    Outcome {
+    CheckOutcome {
         result: Meaning::NotTested,
-        ..Outcome::failed(finding)
+        ..CheckOutcome::failed(finding)
     }
 }
 
 /// Returns the outcome of a check that was stopped.
-fn stopped() -> Outcome {
-    Outcome::failed(Finding::harmless(
+fn stopped() -> CheckOutcome {
+    CheckOutcome::failed(Finding::harmless(
         CHECK,
         "STOPPED",
         "was stopped".to_owned(),

@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::environment::{BadVariable, Environment};
-use crate::outcome::{Finding, Outcome, Result as Meaning};
+use crate::outcome::{CheckOutcome, Finding, Result as Meaning};
 use crate::report::{ReportError, Way};
 use crate::worker::Launcher;
 use crate::{allreduce, cache, count, dcgm_diag, exit, loopback, report};
@@ -37,7 +37,7 @@ const GRACE: Duration = Duration::from_secs(15);
 
 /// Checks that this program provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Check {
+pub enum CheckName {
     /// DCGM's diagnosis of the GPUs of the pod.
     DcgmDiag,
     /// All-reduce over all GPUs of the pod.
@@ -58,13 +58,13 @@ struct Common {
 
 /// End of the wait for a check.
 enum End {
-    Outcome(Outcome),
+    Outcome(CheckOutcome),
     Signal(&'static str, i32),
 }
 
-// === impl Check ===
+// === impl CheckName ===
 
-impl Check {
+impl CheckName {
     /// All checks, in the order of the documentation.
     pub const ALL: [Self; 3] = [Self::DcgmDiag, Self::NcclLoopback, Self::NcclAllreduce];
 
@@ -101,7 +101,7 @@ impl Check {
         environment: &Environment,
         launcher: &Launcher,
         stop: &CancellationToken,
-    ) -> Result<Outcome, BadVariable> {
+    ) -> Result<CheckOutcome, BadVariable> {
         match self {
             Self::DcgmDiag => dcgm_diag::execute(environment, launcher, stop).await,
             Self::NcclLoopback => loopback::execute(environment, launcher, stop).await,
@@ -114,7 +114,7 @@ impl Check {
 /// message, and returns the exit code. `launcher` starts the processes that call vendors'
 /// libraries.
 pub async fn run(
-    check: Check,
+    check: CheckName,
     environment: &Environment,
     launcher: &Launcher,
     out: &mut (dyn Write + Send),
@@ -175,7 +175,7 @@ pub async fn run(
 
 /// Ends a check that lacks the settings for reporting.
 async fn refuse(
-    check: Check,
+    check: CheckName,
     environment: &Environment,
     error: &BadVariable,
     stores_only: bool,
@@ -194,7 +194,12 @@ async fn refuse(
 }
 
 /// Reports an outcome. Returns false if no connector is known to be there.
-async fn report_outcome(check: Check, way: &Way, outcome: &Outcome, blank: &HealthEvent) -> bool {
+async fn report_outcome(
+    check: CheckName,
+    way: &Way,
+    outcome: &CheckOutcome,
+    blank: &HealthEvent,
+) -> bool {
     let within = if outcome.result == Meaning::Failed {
         REPORT_FAILURE
     } else {
@@ -213,7 +218,7 @@ async fn report_outcome(check: Check, way: &Way, outcome: &Outcome, blank: &Heal
 }
 
 /// Sends the report that counts a check.
-async fn count(check: Check, way: &Way, counted: ReportCheckRequest) {
+async fn count(check: CheckName, way: &Way, counted: ReportCheckRequest) {
     if let Err(error) = count::send(way, counted).await {
         complain(
             check,
@@ -225,7 +230,7 @@ async fn count(check: Check, way: &Way, counted: ReportCheckRequest) {
 /// Runs a check until it ends by itself, or a signal arrives. Records the GPUs that a pass is
 /// to be remembered for.
 async fn ended(
-    check: Check,
+    check: CheckName,
     common: &Common,
     environment: &Environment,
     launcher: &Launcher,
@@ -236,13 +241,13 @@ async fn ended(
         [Ok(terminate), Ok(interrupt)] => (terminate, interrupt),
         [Err(error), _] | [_, Err(error)] => {
             let text = format!("signals cannot be received: {error}");
-            return Ok(End::Outcome(Outcome::misconfigured(text)));
+            return Ok(End::Outcome(CheckOutcome::misconfigured(text)));
         }
     };
     let stop = CancellationToken::new();
     let executed = async {
         // Members of a gang have to test together, so a past pass cannot replace their test.
-        let longest = common.cache.filter(|_| check != Check::NcclAllreduce);
+        let longest = common.cache.filter(|_| check != CheckName::NcclAllreduce);
         if let (Some(longest), Way::Socket(socket)) = (longest, &common.way) {
             tokio::select! {
                 known = cache::gpus(environment, launcher) => *gpus = known,
@@ -274,8 +279,8 @@ async fn ended(
     Ok(signalled)
 }
 
-fn misconfigured(error: &BadVariable) -> Outcome {
-    Outcome::misconfigured(error.to_string())
+fn misconfigured(error: &BadVariable) -> CheckOutcome {
+    CheckOutcome::misconfigured(error.to_string())
 }
 
 fn strategy(environment: &Environment) -> Result<ProcessingStrategy, BadVariable> {
@@ -298,7 +303,7 @@ fn common(environment: &Environment) -> Result<Common, BadVariable> {
 }
 
 /// Returns an event with the reporter and the time filled in.
-fn blank(check: Check, common: &Common, strategy: ProcessingStrategy) -> HealthEvent {
+fn blank(check: CheckName, common: &Common, strategy: ProcessingStrategy) -> HealthEvent {
     let (agent, class) = check.sender();
     HealthEvent {
         version: EVENT_VERSION,
@@ -313,8 +318,8 @@ fn blank(check: Check, common: &Common, strategy: ProcessingStrategy) -> HealthE
 
 /// Prints the outcome of a check, and returns its exit code.
 fn conclude(
-    check: Check,
-    outcome: &Outcome,
+    check: CheckName,
+    outcome: &CheckOutcome,
     stores_only: bool,
     log: &Path,
     out: &mut (dyn Write + Send),
@@ -346,7 +351,7 @@ fn conclude(
 
 /// Prints the outcome for a person, and writes the termination message.
 fn print_end(
-    check: Check,
+    check: CheckName,
     word: &str,
     code: &str,
     text: &str,
@@ -373,7 +378,7 @@ fn write(log: &Path, message: &str) -> io::Result<()> {
 }
 
 /// Prints a problem that is not the result to standard error.
-fn complain(check: Check, text: &str) {
+fn complain(check: CheckName, text: &str) {
     // Fails only if nobody reads the output.
     drop(writeln!(
         io::stderr(),

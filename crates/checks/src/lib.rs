@@ -27,5 +27,5 @@ mod webhook;
 pub mod witness;
 pub mod worker;
 
-pub use frame::{Check, run};
+pub use frame::{CheckName, run};
 pub use worker::Launcher;

@@ -9,12 +9,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::environment::{BadVariable, Environment};
 use crate::expected::{Scope, Threshold, ThresholdSettings};
-use crate::outcome::{Finding, Outcome, Result as Meaning};
+use crate::outcome::{CheckOutcome, Finding, Result as Meaning};
 use crate::refusal::Variables;
 use crate::verdict;
 use crate::worker::{
-    Benchmark, Failure, FromWorker, Join, Launcher, Libraries, Measured, Operation, Request,
-    SeenGpu, Worker,
+    Benchmark, FromWorker, Join, Launcher, Libraries, Measured, Operation, Request, SeenGpu,
+    Worker, WorkerFailure,
 };
 
 /// Agent of the check's events (NVSentinel's name).
@@ -60,7 +60,7 @@ pub(crate) async fn execute(
     environment: &Environment,
     launcher: &Launcher,
     stop: &CancellationToken,
-) -> Result<Outcome, BadVariable> {
+) -> Result<CheckOutcome, BadVariable> {
     let settings = Settings::read(environment)?;
     let until = Instant::now() + settings.timeout;
     let (first, is_wrong) = test(&settings, launcher, until, stop).await;
@@ -82,11 +82,11 @@ async fn test(
     launcher: &Launcher,
     until: Instant,
     stop: &CancellationToken,
-) -> (Outcome, bool) {
+) -> (CheckOutcome, bool) {
     let mut gpus = Vec::new();
     let measured = tokio::select! {
         measured = measure(settings, launcher, until, &mut gpus) => measured,
-        () = stop.cancelled() => Err(Failure::Crashed("was stopped".to_owned())),
+        () = stop.cancelled() => Err(WorkerFailure::Crashed("was stopped".to_owned())),
     };
     match measured {
         Ok((devices, measured)) => {
@@ -104,7 +104,7 @@ async fn test(
             } else {
                 failure
             };
-            let is_wrong = matches!(failure, Failure::Wrong { .. });
+            let is_wrong = matches!(failure, WorkerFailure::Wrong { .. });
             let mut outcome = verdict::outcome(CHECK, TEST_ERROR, &failure, &gpus);
             if verdict::is_of_container(&failure) {
                 outcome.result = Meaning::NotTested;
@@ -116,7 +116,7 @@ async fn test(
 
 /// Combines two tests, the second without the user's variables: only the second is evidence
 /// about the node.
-fn of_both(first: &Outcome, mut second: Outcome, names: &str) -> Outcome {
+fn of_both(first: &CheckOutcome, mut second: CheckOutcome, names: &str) -> CheckOutcome {
     let (text, of_first) = (&second.text, &first.text);
     let text = match second.findings.first() {
         Some(finding) if finding.healthy => {
@@ -129,9 +129,11 @@ fn of_both(first: &Outcome, mut second: Outcome, names: &str) -> Outcome {
             let text = format!(
                 "{of_first}; the cause may be the pod's {names}, without which there is no result: {text}"
             );
-            let both = Outcome::failed(Finding::harmless(CHECK, &first.code, text));
+            let both = CheckOutcome::failed(Finding::harmless(CHECK, &first.code, text));
             return match (first.result, second.result) {
-                (result @ Meaning::NotTested, Meaning::NotTested) => Outcome { result, ..both },
+                (result @ Meaning::NotTested, Meaning::NotTested) => {
+                    CheckOutcome { result, ..both }
+                }
                 _ => both,
             };
         }
@@ -139,7 +141,7 @@ fn of_both(first: &Outcome, mut second: Outcome, names: &str) -> Outcome {
     if let Some(finding) = second.findings.first_mut() {
         finding.message.clone_from(&text);
     }
-    Outcome { text, ..second }
+    CheckOutcome { text, ..second }
 }
 
 /// Measures. Fills in the known GPUs even if the measurement fails.
@@ -148,7 +150,7 @@ async fn measure(
     launcher: &Launcher,
     until: Instant,
     gpus: &mut Vec<SeenGpu>,
-) -> Result<(u32, Vec<Measured>), Failure> {
+) -> Result<(u32, Vec<Measured>), WorkerFailure> {
     let libraries = &settings.libraries;
     // In a process of its own, since a driver whose NVML fails may still work.
     let mut asked = Worker::start(launcher)?;
@@ -193,13 +195,13 @@ async fn measure(
 }
 
 /// Judges the largest message: small ones never reach the bandwidth of a link.
-fn judge(settings: &Settings, figures: &Figures) -> Outcome {
+fn judge(settings: &Settings, figures: &Figures) -> CheckOutcome {
     let product = figures.gpus.first().map(|gpu| gpu.product.clone());
     let product = product
         .map(|product| format!(" ({product})"))
         .unwrap_or_default();
     let Some(largest) = figures.measured.last() else {
-        return Outcome::misconfigured("MESSAGE_SIZES names no size".to_owned());
+        return CheckOutcome::misconfigured("MESSAGE_SIZES names no size".to_owned());
     };
     if figures.devices < 2 {
         let text = format!(
@@ -208,7 +210,7 @@ fn judge(settings: &Settings, figures: &Figures) -> Outcome {
             largest.copy_bandwidth()
         );
         let finding = Finding::healthy(CHECK, text.clone()).about_gpus(&figures.gpus);
-        return Outcome::passed(text, vec![finding]);
+        return CheckOutcome::passed(text, vec![finding]);
     }
     let threshold = settings.threshold.of(&figures.gpus);
     let gb_s = largest.bus_bandwidth(figures.devices);
@@ -230,7 +232,7 @@ fn judge(settings: &Settings, figures: &Figures) -> Outcome {
     if threshold.passes(gb_s) {
         let mut finding = Finding::healthy(CHECK, text.clone()).about_gpus(&figures.gpus);
         finding.metadata = metadata;
-        return Outcome::passed(text, vec![finding]);
+        return CheckOutcome::passed(text, vec![finding]);
     }
     let finding = Finding {
         check: CHECK.to_owned(),
@@ -241,7 +243,7 @@ fn judge(settings: &Settings, figures: &Figures) -> Outcome {
         metadata,
         ..Finding::default()
     };
-    Outcome::failed(finding.about_gpus(&figures.gpus))
+    CheckOutcome::failed(finding.about_gpus(&figures.gpus))
 }
 
 fn describe(
@@ -300,7 +302,7 @@ mod tests {
     #[test]
     fn without_a_second_result_a_pods_own_variables_keep_its_node_from_blame() {
         let failed = |code: &str, fatal| {
-            Outcome::failed(Finding {
+            CheckOutcome::failed(Finding {
                 fatal,
                 ..Finding::harmless(CHECK, code, format!("{code} came out"))
             })

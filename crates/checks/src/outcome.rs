@@ -22,7 +22,7 @@ pub(crate) enum Result {
 
 /// Outcome of a check.
 #[derive(Clone, Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct CheckOutcome {
     pub(crate) result: Result,
     /// Cause in one word, for scripts: a code, or `PASSED`.
     pub(crate) code: String,
@@ -58,9 +58,9 @@ pub(crate) struct Finding {
     pub(crate) metadata: Vec<(String, String)>,
 }
 
-// === impl Outcome ===
+// === impl CheckOutcome ===
 
-impl Outcome {
+impl CheckOutcome {
     /// Creates the outcome of a pass.
     pub(crate) fn passed(text: String, findings: Vec<Finding>) -> Self {
         Self {

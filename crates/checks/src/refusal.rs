@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::environment::Environment;
-use crate::worker::Failure;
+use crate::worker::WorkerFailure;
 
 /// Codes of `ncclResult_t` for refusals by NCCL itself: `ncclSystemError`, `ncclInternalError`,
 /// `ncclInvalidArgument` and `ncclInvalidUsage`. The other codes are errors of CUDA, and echoes
@@ -64,14 +64,14 @@ impl Variables {
 
     /// Adds the possible causes to a failure that is a refusal of NCCL. `pod` names the pod of
     /// this process.
-    pub(crate) fn explain(&self, failure: Failure, pod: &str) -> Failure {
+    pub(crate) fn explain(&self, failure: WorkerFailure, pod: &str) -> WorkerFailure {
         match failure {
-            Failure::Nccl { code, text } if REFUSALS.contains(&code) => {
+            WorkerFailure::Nccl { code, text } if REFUSALS.contains(&code) => {
                 let text = match self.reason(code, &text, pod) {
                     Some(reason) => format!("{text}; {reason}"),
                     None => text,
                 };
-                Failure::Nccl { code, text }
+                WorkerFailure::Nccl { code, text }
             }
             failure => failure,
         }
@@ -112,7 +112,7 @@ mod tests {
         let environment: Environment = variables
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect();
-        let failure = Failure::Nccl {
+        let failure = WorkerFailure::Nccl {
             code,
             text: text.to_owned(),
         };

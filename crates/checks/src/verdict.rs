@@ -4,8 +4,8 @@
 
 use contract::RecommendedAction;
 
-use crate::outcome::{Finding, Outcome};
-use crate::worker::{Failure, SeenGpu};
+use crate::outcome::{CheckOutcome, Finding};
+use crate::worker::{SeenGpu, WorkerFailure};
 
 /// Errors of CUDA (`cudaError`) that mean that this container has no GPU, no driver, or not the
 /// one that CUDA needs: `StubLibrary`, `InsufficientDriver`, `CallRequiresNewerDriver`,
@@ -50,7 +50,7 @@ const NCCL_ERROR: &str = "nccl_error";
 
 /// Meaning of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct FailureVerdict {
     /// Row of the ADR's table; gpuwarden's own name if there is none.
     pub(crate) error: &'static str,
     pub(crate) fatal: bool,
@@ -58,35 +58,39 @@ pub(crate) struct Verdict {
 }
 
 /// Returns the meaning of a failure.
-pub(crate) fn of(failure: &Failure) -> Verdict {
+pub(crate) fn of(failure: &WorkerFailure) -> FailureVerdict {
     match failure {
-        Failure::Nccl { text, .. } | Failure::Cuda { text, .. } if has_one_of(text, &LACKS) => {
+        WorkerFailure::Nccl { text, .. } | WorkerFailure::Cuda { text, .. }
+            if has_one_of(text, &LACKS) =>
+        {
             harmless("CONTAINER_LACKS_RESOURCES")
         }
-        Failure::Nccl { text, .. } if has_one_of(text, &MISUSED) => harmless("NCCL_INVALID_USAGE"),
-        Failure::Cuda { code, .. } => of_cuda(*code),
-        Failure::Nccl { code: 1, text } => match cuda_in(text) {
+        WorkerFailure::Nccl { text, .. } if has_one_of(text, &MISUSED) => {
+            harmless("NCCL_INVALID_USAGE")
+        }
+        WorkerFailure::Cuda { code, .. } => of_cuda(*code),
+        WorkerFailure::Nccl { code: 1, text } => match cuda_in(text) {
             Some(code) => of_cuda(code),
             None if has_one_of(text, &LACKS_GPU) => harmless("NO_GPU"),
             None => fatal("CUDA_ERROR", RecommendedAction::ContactSupport),
         },
         // Codes of `ncclResult_t`.
-        Failure::Nccl { code, .. } => match code {
+        WorkerFailure::Nccl { code, .. } => match code {
             2 => fatal("NCCL_SYSTEM_ERROR", RecommendedAction::ContactSupport),
             3 => fatal("NCCL_INTERNAL_ERROR", RecommendedAction::RunDcgmeud),
             4 | 5 => harmless("NCCL_INVALID_USAGE"),
             6 => fatal("NCCL_REMOTE_ERROR", RecommendedAction::ContactSupport),
             _ => harmless("NCCL_UNKNOWN_ERROR"),
         },
-        Failure::Wrong { .. } => fatal("WRONG_RESULT", RecommendedAction::ContactSupport),
-        Failure::Late { .. } => harmless("NCCL_TIMEOUT"),
-        Failure::Crashed(_) => harmless("CRASHED"),
-        Failure::Nvml(_) => harmless("NVML_ERROR"),
-        Failure::Library(_) => harmless("NO_LIBRARY"),
+        WorkerFailure::Wrong { .. } => fatal("WRONG_RESULT", RecommendedAction::ContactSupport),
+        WorkerFailure::Late { .. } => harmless("NCCL_TIMEOUT"),
+        WorkerFailure::Crashed(_) => harmless("CRASHED"),
+        WorkerFailure::Nvml(_) => harmless("NVML_ERROR"),
+        WorkerFailure::Library(_) => harmless("NO_LIBRARY"),
     }
 }
 
-fn of_cuda(code: u32) -> Verdict {
+fn of_cuda(code: u32) -> FailureVerdict {
     if NO_GPU.contains(&code) {
         harmless("NO_GPU")
     } else if CONTAINER_LACKS.contains(&code) {
@@ -110,14 +114,19 @@ fn has_one_of(text: &str, all: &[&str]) -> bool {
 
 /// Returns true if nothing could be tested because the container lacks something, which is no
 /// evidence about the node.
-pub(crate) fn is_of_container(failure: &Failure) -> bool {
+pub(crate) fn is_of_container(failure: &WorkerFailure) -> bool {
     ["CONTAINER_LACKS_RESOURCES", "NO_GPU", "NVML_ERROR"].contains(&of(failure).error)
 }
 
 /// Returns the outcome of a failure for a check, with this code.
-pub(crate) fn outcome(check: &str, code: &str, failure: &Failure, gpus: &[SeenGpu]) -> Outcome {
-    if let Failure::Library(text) = failure {
-        return Outcome::misconfigured(text.clone());
+pub(crate) fn outcome(
+    check: &str,
+    code: &str,
+    failure: &WorkerFailure,
+    gpus: &[SeenGpu],
+) -> CheckOutcome {
+    if let WorkerFailure::Library(text) = failure {
+        return CheckOutcome::misconfigured(text.clone());
     }
     let verdict = of(failure);
     let mut finding = Finding {
@@ -130,26 +139,26 @@ pub(crate) fn outcome(check: &str, code: &str, failure: &Failure, gpus: &[SeenGp
         ..Finding::default()
     };
     let one = match failure {
-        Failure::Wrong { pci, .. } => gpus.iter().find(|gpu| gpu.pci == *pci),
+        WorkerFailure::Wrong { pci, .. } => gpus.iter().find(|gpu| gpu.pci == *pci),
         _ => None,
     };
     finding = match one {
         Some(gpu) => finding.about_gpu(&gpu.uuid),
         None => finding.about_gpus(gpus),
     };
-    Outcome::failed(finding)
+    CheckOutcome::failed(finding)
 }
 
-fn fatal(error: &'static str, action: RecommendedAction) -> Verdict {
-    Verdict {
+fn fatal(error: &'static str, action: RecommendedAction) -> FailureVerdict {
+    FailureVerdict {
         error,
         fatal: true,
         action,
     }
 }
 
-fn harmless(error: &'static str) -> Verdict {
-    Verdict {
+fn harmless(error: &'static str) -> FailureVerdict {
+    FailureVerdict {
         error,
         fatal: false,
         action: RecommendedAction::None,
@@ -160,8 +169,8 @@ fn harmless(error: &'static str) -> Verdict {
 mod tests {
     use super::*;
 
-    fn nccl(code: u32, text: &str) -> Failure {
-        Failure::Nccl {
+    fn nccl(code: u32, text: &str) -> WorkerFailure {
+        WorkerFailure::Nccl {
             code,
             text: text.to_owned(),
         }
@@ -170,7 +179,7 @@ mod tests {
     /// Rows of the ADR, "Error to Recommended Action Mapping", and "isFatal determination".
     #[test]
     fn an_nccl_error_has_the_action_and_gravity_of_the_adr() {
-        let late = Failure::Late {
+        let late = WorkerFailure::Late {
             seconds: 300,
             doing: String::new(),
         };
@@ -202,7 +211,7 @@ mod tests {
             ),
         ];
         for (failure, error, fatal, action) in rows {
-            let expected = Verdict {
+            let expected = FailureVerdict {
                 error,
                 fatal,
                 action,
@@ -211,8 +220,8 @@ mod tests {
         }
     }
 
-    fn cuda(code: u32) -> Failure {
-        Failure::Cuda {
+    fn cuda(code: u32) -> WorkerFailure {
+        WorkerFailure::Cuda {
             code,
             text: String::new(),
         }
@@ -235,11 +244,11 @@ mod tests {
             (nccl(4, ""), "NCCL_INVALID_USAGE", nothing),
             (nccl(7, ""), "NCCL_UNKNOWN_ERROR", nothing),
             (nccl(99, ""), "NCCL_UNKNOWN_ERROR", nothing),
-            (Failure::Crashed(String::new()), "CRASHED", nothing),
-            (Failure::Nvml(String::new()), "NVML_ERROR", nothing),
-            (Failure::Library(String::new()), "NO_LIBRARY", nothing),
+            (WorkerFailure::Crashed(String::new()), "CRASHED", nothing),
+            (WorkerFailure::Nvml(String::new()), "NVML_ERROR", nothing),
+            (WorkerFailure::Library(String::new()), "NO_LIBRARY", nothing),
         ] {
-            let expected = Verdict {
+            let expected = FailureVerdict {
                 error,
                 fatal,
                 action,

@@ -69,7 +69,7 @@ pub(crate) enum FromWorker {
     /// Answers with the measured times.
     Measured(Vec<Measured>),
     /// Answers with the reason why there is no result.
-    Failed(Failure),
+    Failed(WorkerFailure),
 }
 
 /// GPU as reported by NVML.
@@ -127,7 +127,7 @@ pub(crate) struct Measured {
 /// Reason why there is no measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Failure {
+pub(crate) enum WorkerFailure {
     /// A library is missing, or is not the expected one.
     #[error("{0}")]
     Library(String),
@@ -191,8 +191,8 @@ impl Libraries {
 
 impl FromWorker {
     /// Returns the failure for an answer that does not fit the request.
-    pub(crate) fn unexpected(&self) -> Failure {
-        Failure::Crashed(format!("answered something else: {self:?}"))
+    pub(crate) fn unexpected(&self) -> WorkerFailure {
+        WorkerFailure::Crashed(format!("answered something else: {self:?}"))
     }
 }
 
@@ -248,9 +248,9 @@ impl Measured {
     }
 }
 
-// === impl Failure ===
+// === impl WorkerFailure ===
 
-impl Failure {
+impl WorkerFailure {
     /// Returns a function that turns a GPU's wrong numbers into a failure.
     pub(crate) fn of_gpu(pci: &str) -> impl FnOnce(WrongNumbers) -> Self {
         let pci = pci.to_owned();
@@ -258,7 +258,7 @@ impl Failure {
     }
 }
 
-impl From<CudaError> for Failure {
+impl From<CudaError> for WorkerFailure {
     fn from(error: CudaError) -> Self {
         Self::Cuda {
             code: error.code,
@@ -267,7 +267,7 @@ impl From<CudaError> for Failure {
     }
 }
 
-impl From<NcclError> for Failure {
+impl From<NcclError> for WorkerFailure {
     fn from(error: NcclError) -> Self {
         match error {
             NcclError::Nccl(error) => Self::Nccl {

@@ -27,7 +27,7 @@ pub(crate) use catalog::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKi
 pub(crate) use collect::{CollectArgs, InRootArgs};
 pub use common::OutputArgs;
 pub(crate) use common::{ClusterArgs, ConnectArgs, Format, LogArgs, ServerArgs};
-pub(crate) use devices::{Check, CheckArgs, DeviceApiArgs, DevicesArgs};
+pub(crate) use devices::{CheckArgs, CheckCommand, DeviceApiArgs, DevicesArgs};
 pub(crate) use doctor::{DoctorArgs, DoctorRole};
 pub(crate) use environment::{is_empty, without_empty};
 pub(crate) use gpu_reset::GpuResetArgs;

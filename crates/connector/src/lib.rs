@@ -35,7 +35,7 @@ use contract::preflight::{CheckResult, ReportCheckRequest};
 use contract::{HealthEvent, HealthEvents};
 use diagnosis::fold::Sightings;
 use jiff::Timestamp;
-use model::event::{self, MAX_EVENTS, Problem};
+use model::event::{self, FieldProblem, MAX_EVENTS};
 use model::reporter::Authority;
 use runtime::logging::{Seldom, chain};
 use runtime::metrics::Metrics;
@@ -291,7 +291,7 @@ impl Connector {
             let checked = event::validate(&event).map_err(|problem| (problem, Reason::Invalid));
             let checked = checked.and_then(|()| {
                 let spoken = self.nodes.check(caller, &event.node_name);
-                spoken.map_err(|what| (Problem::new("nodeName", what), Reason::ForeignNode))
+                spoken.map_err(|what| (FieldProblem::new("nodeName", what), Reason::ForeignNode))
             });
             match checked {
                 Ok(()) => {

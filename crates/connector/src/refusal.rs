@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use model::event::Problem;
+use model::event::FieldProblem;
 use runtime::logging::Seldom;
 use tonic::metadata::MetadataMap;
 
@@ -22,7 +22,7 @@ pub struct Refused {
     /// Index of the event in the batch.
     pub index: usize,
     /// Problem with the event, and what to do.
-    pub problem: Problem,
+    pub problem: FieldProblem,
     /// Kind of the refusal.
     pub reason: Reason,
 }

@@ -50,7 +50,7 @@ pub struct Catalog {
 
 /// The catalogue's verdict about a log line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct LineVerdict {
     /// True if the line ends a fault instead of reporting one.
     pub healthy: bool,
     /// True if work on the device must stop.
@@ -132,12 +132,12 @@ impl Catalog {
     /// The verdict is the row's, except that the text of an XID 154 names the action. A code
     /// without a row is shown and stored, with action unknown, and stops nothing: an unknown
     /// code is not evidence of a fault.
-    pub fn judge_xid(&self, code: u32, text: &str) -> Verdict {
+    pub fn judge_xid(&self, code: u32, text: &str) -> LineVerdict {
         let Some(row) = self.xid(code) else {
             let meaning = "Code without a row in the catalogue".into();
-            return Verdict::of((false, RecommendedAction::Unknown), &meaning, None);
+            return LineVerdict::of((false, RecommendedAction::Unknown), &meaning, None);
         };
-        let verdict = Verdict::of((row.fatal, row.action), &row.meaning, row.changed.as_ref());
+        let verdict = LineVerdict::of((row.fatal, row.action), &row.meaning, row.changed.as_ref());
         if code != 154 || row.changed.is_some() {
             return verdict;
         }
@@ -148,7 +148,12 @@ impl Catalog {
     ///
     /// `branch` is the driver's, such as 570 for 570.86.15. If no row covers the words, the
     /// verdict is [undetermined](Self::undetermined).
-    pub fn judge_nvlink5(&self, code: u32, report: &Report<'_>, branch: Option<u32>) -> Verdict {
+    pub fn judge_nvlink5(
+        &self,
+        code: u32,
+        report: &Report<'_>,
+        branch: Option<u32>,
+    ) -> LineVerdict {
         let found = nvlink5::find(&self.nvlink5, code, report, branch);
         // A file that changes the code as a whole covers all its lines, unless it also changes
         // this row.
@@ -161,16 +166,17 @@ impl Catalog {
         }
         if let Some(found) = found {
             let row = found.row;
-            let verdict = Verdict::of((row.fatal, row.action), &row.meaning, row.changed.as_ref());
+            let verdict =
+                LineVerdict::of((row.fatal, row.action), &row.meaning, row.changed.as_ref());
             let basis = verdict.basis.or(found.basis);
-            return Verdict { basis, ..verdict };
+            return LineVerdict { basis, ..verdict };
         }
         self.undetermined(code, "no row covers these words", report.severity)
     }
 
     /// Returns the verdict about an XID 144 to 150 line whose unit and register words cannot be
     /// parsed.
-    pub fn judge_unread_nvlink5(&self, code: u32, severity: Option<Severity>) -> Verdict {
+    pub fn judge_unread_nvlink5(&self, code: u32, severity: Option<Severity>) -> LineVerdict {
         if self.xid(code).is_some_and(|row| row.changed.is_some()) {
             return self.judge_xid(code, "");
         }
@@ -181,14 +187,14 @@ impl Catalog {
     /// report needs a person, a non-fatal one is shown and stored with action unknown. Without
     /// a severity, the row of the code decides. The report is never dropped as harmless, and
     /// the basis of the verdict is always given.
-    fn undetermined(&self, code: u32, why: &str, severity: Option<Severity>) -> Verdict {
+    fn undetermined(&self, code: u32, why: &str, severity: Option<Severity>) -> LineVerdict {
         let of_code = self.judge_xid(code, "");
         let (fatal, action, word) = match severity {
             Some(Severity::Fatal) => (true, RecommendedAction::ContactSupport, "calls it fatal"),
             Some(Severity::NonFatal) => (false, RecommendedAction::Unknown, "calls it not fatal"),
             None => (of_code.fatal, of_code.action, "does not give its severity"),
         };
-        Verdict {
+        LineVerdict {
             healthy: false,
             fatal,
             action,
@@ -199,7 +205,7 @@ impl Catalog {
 
     /// Returns the verdict about an `SXid` line. `fatal` is the severity in the line, which
     /// decides; without it the class of the code does.
-    pub fn judge_sxid(&self, code: u32, fatal: Option<bool>) -> Verdict {
+    pub fn judge_sxid(&self, code: u32, fatal: Option<bool>) -> LineVerdict {
         let row = self.sxid(code);
         let always = row.is_some_and(|row| row.class == SxidClass::AlwaysFatal);
         let verdict = match row.and_then(|row| row.fixed) {
@@ -209,7 +215,7 @@ impl Catalog {
         };
         let unknown = "NVSwitch error without a row in the catalogue".into();
         let meaning = row.map_or(&unknown, |row| &row.meaning);
-        Verdict::of(verdict, meaning, row.and_then(|row| row.changed.as_ref()))
+        LineVerdict::of(verdict, meaning, row.and_then(|row| row.changed.as_ref()))
     }
 
     /// Returns the filter for lines of NICs that an enabled pattern may cover.
@@ -231,15 +237,15 @@ impl Catalog {
 
 impl Nic {
     /// Returns the verdict about a line that the pattern covers.
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> LineVerdict {
         let verdict = (self.fatal, self.action);
-        Verdict::of(verdict, &self.meaning, self.changed.as_ref())
+        LineVerdict::of(verdict, &self.meaning, self.changed.as_ref())
     }
 }
 
-// === impl Verdict ===
+// === impl LineVerdict ===
 
-impl Verdict {
+impl LineVerdict {
     /// Returns the verdict for a fatality and an action. If a file has changed them, the file
     /// is the basis.
     pub(crate) fn of(

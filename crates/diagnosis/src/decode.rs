@@ -19,7 +19,7 @@ mod xid;
 use memchr::{memchr, memchr2};
 
 pub use decoder::{Garbled, KernelLogDecoder};
-pub use finding::{Cancelled, Finding, Kind};
+pub use finding::{Cancelled, Finding, FindingKind};
 pub use gpu::{Fallen, Reset};
 pub use machine::{
     Gpu, MAX_GPUS, MAX_LINKS, MAX_MACHINE_BYTES, MAX_MACHINE_NAME_BYTES, Machine, MachineError,

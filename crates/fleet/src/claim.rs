@@ -29,7 +29,7 @@ use super::agenda::StoreQuestion;
 use super::entry::Claim;
 use super::look::Look;
 use super::{Effect, EventInStore, Level, Purpose};
-use crate::session::{Failure, JournalNote, foreign_session};
+use crate::session::{JournalNote, RequestFailure, foreign_session};
 
 /// Nodes that no other gpuwarden speaks for: sessions on them that the store does not know are
 /// taken over, unless another kind of gpuwarden made them.
@@ -221,7 +221,7 @@ impl Look<'_> {
 
     /// Records that the store does not answer about a node; nothing is decided before a retry.
     pub(super) fn retry_claim(&mut self) {
-        let failure = Failure::Error { retry_after: None };
+        let failure = RequestFailure::Error { retry_after: None };
         self.entry.claim.unanswered = true;
         self.entry.session.failed(failure, self.state.now);
         self.save_session();

@@ -13,7 +13,7 @@ use super::agenda::StoreQuestion;
 use super::look::Look;
 use super::{CreateAnswer, Effect, Level, PatchAnswer, PodUpdate, RemovalAnswer, ResourceUpdate};
 use crate::brake::DOUBT;
-use crate::session::{Failure, JournalNote};
+use crate::session::{JournalNote, RequestFailure};
 
 /// Longest delay of a view that is part of a list: one page takes up to 30 s, and may wait in
 /// the watch's queue.
@@ -41,15 +41,15 @@ impl Look<'_> {
                 let dropped = self.entry.patch.change.dropped(&view);
                 self.update_view(view, None);
                 self.journal_dropped(&dropped);
-                (!dropped.is_empty()).then_some(Failure::Error { retry_after: None })
+                (!dropped.is_empty()).then_some(RequestFailure::Error { retry_after: None })
             }
-            PatchAnswer::Conflict => Some(Failure::Conflict),
+            PatchAnswer::Conflict => Some(RequestFailure::Conflict),
             PatchAnswer::NotFound => {
                 self.entry.remove_from_cluster();
-                Some(Failure::Error { retry_after: None })
+                Some(RequestFailure::Error { retry_after: None })
             }
-            PatchAnswer::Refused { retry_after } => Some(Failure::Error { retry_after }),
-            PatchAnswer::Unknown => Some(Failure::Error { retry_after: None }),
+            PatchAnswer::Refused { retry_after } => Some(RequestFailure::Error { retry_after }),
+            PatchAnswer::Unknown => Some(RequestFailure::Error { retry_after: None }),
         };
         if let Some(failure) = failure {
             self.entry.session.failed(failure, now);
@@ -78,7 +78,7 @@ impl Look<'_> {
     }
 
     /// Handles the answer to the change of a rule.
-    pub(super) fn rule_answered(&mut self, rule: &str, result: Result<(), Failure>) {
+    pub(super) fn rule_answered(&mut self, rule: &str, result: Result<(), RequestFailure>) {
         let taints = &mut self.entry.stages.device_taints;
         taints.change_answered(rule, result, self.state.now);
         self.agenda.look_again_at(self.name);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use contract::HealthEvent;
 use jiff::{SignedDuration, Timestamp};
-use model::attempt::{Attempt, Outcome, ResourceKind};
+use model::attempt::{Attempt, AttemptOutcome, ResourceKind};
 use model::device::DeviceTaintRule;
 use model::event::EventRecord;
 use model::fault::Rereading;
@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::{DeviceInput, PlannedRule, SwitchState};
 use crate::drain::{DrainMode, PodView};
-use crate::session::{Failure, Patch};
+use crate::session::{Patch, RequestFailure};
 use crate::status::StatusUpdate;
 
 /// An input from outside.
@@ -56,7 +56,7 @@ pub enum FleetInput {
         /// Name of the rule.
         rule: String,
         /// The rule after the change, `None` once it is deleted; or why the change was not made.
-        result: Result<Option<Box<DeviceTaintRule>>, Failure>,
+        result: Result<Option<Box<DeviceTaintRule>>, RequestFailure>,
     },
     /// A change of a node's pods, after [`Effect::WatchPods`].
     Pods {
@@ -341,7 +341,7 @@ pub enum RemediationResult {
         /// Name of the action.
         action: String,
         /// Outcome of the attempt.
-        outcome: Outcome,
+        outcome: AttemptOutcome,
     },
     /// An event recommends an action that is not configured.
     Unsupported {

@@ -188,7 +188,7 @@ pub struct JournalNote {
 
 /// Failure of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum RequestFailure {
     /// The node has changed since the decision: decide again soon.
     Conflict,
     /// The change was not made for another reason.
@@ -242,11 +242,11 @@ pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
 }
 
 /// Returns the wait before the next attempt after `failures` failures in a row.
-pub(crate) fn retry_after(failures: u32, failure: Failure) -> SignedDuration {
+pub(crate) fn retry_after(failures: u32, failure: RequestFailure) -> SignedDuration {
     let doublings = failures.saturating_sub(1).min(MAX_DOUBLINGS);
     let ((first, longest), server_wait) = match failure {
-        Failure::Conflict => (CONFLICT_RETRY, None),
-        Failure::Error { retry_after } => ((FIRST_RETRY, LONGEST_RETRY), retry_after),
+        RequestFailure::Conflict => (CONFLICT_RETRY, None),
+        RequestFailure::Error { retry_after } => ((FIRST_RETRY, LONGEST_RETRY), retry_after),
     };
     let wait = (first * (1 << doublings)).min(longest);
     server_wait.map_or(wait, |server_wait| wait.max(server_wait.min(LONGEST_RETRY)))
@@ -375,7 +375,7 @@ impl Session {
     }
 
     /// Records a failed attempt: the next one waits.
-    pub fn failed(&mut self, failure: Failure, now: Timestamp) {
+    pub fn failed(&mut self, failure: RequestFailure, now: Timestamp) {
         self.failures = self.failures.saturating_add(1);
         self.not_before = Some(now + retry_after(self.failures, failure));
     }

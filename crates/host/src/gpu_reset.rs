@@ -270,7 +270,7 @@ fn find_holders(
 fn verify(
     settings: &ResetSettings,
     targets: &[Target],
-    outcome: &tool::Outcome,
+    outcome: &tool::ToolOutcome,
 ) -> BTreeMap<String, String> {
     let mut failures = BTreeMap::new();
     let mut fails = |one: &Target, why: String| {

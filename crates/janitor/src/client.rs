@@ -13,7 +13,7 @@ use contract::janitor_provider::{
     IsGpuResetCompleteRequest, IsNodeReadyRequest, SendGpuResetSignalRequest,
     SendRebootSignalRequest, SendTerminateSignalRequest,
 };
-use maintenance::janitor::{Action, Class, Failure, Found, ProviderPlace};
+use maintenance::janitor::{Action, Class, Found, ProviderFailure, ProviderPlace};
 use runtime::tcp_grpc;
 use runtime::tls::ClientTls;
 use tonic::metadata::MetadataValue;
@@ -80,13 +80,13 @@ impl Remote {
         &self,
         message: T,
         limit: Duration,
-    ) -> Result<(Client<Channel>, Request<T>), Failure> {
+    ) -> Result<(Client<Channel>, Request<T>), ProviderFailure> {
         let mut request = Request::new(message);
         request.set_timeout(limit);
         if let Some(path) = &self.token {
             let unreadable = |what: String| {
                 let message = format!("the token {}: {what}", path.display());
-                Failure::new(Class::Transient, "AUTHENTICATION_FAILED", message)
+                ProviderFailure::new(Class::Transient, "AUTHENTICATION_FAILED", message)
             };
             let token = tokio::fs::read_to_string(path).await;
             let token = token.map_err(|error| unreadable(error.to_string()))?;
@@ -106,7 +106,7 @@ impl Remote {
         &self,
         signal: &Signal,
         request_id: &str,
-    ) -> Result<Result<Progress, Status>, Failure> {
+    ) -> Result<Result<Progress, Status>, ProviderFailure> {
         let (node_name, operation_id) = (signal.node.clone(), signal.operation.clone());
         let request_id = request_id.to_owned();
         if signal.action == Action::Reset {
@@ -119,7 +119,8 @@ impl Remote {
             let answer = within(ASK, client.is_gpu_reset_complete(request)).await;
             return Ok(answer.map(|answer| {
                 let failed = answer.is_complete && !answer.succeeded;
-                let failure = || Failure::new(Class::Permanent, "GPU_RESET_FAILED", answer.message);
+                let failure =
+                    || ProviderFailure::new(Class::Permanent, "GPU_RESET_FAILED", answer.message);
                 let progress = if failed {
                     Err(failure())
                 } else {
@@ -140,7 +141,7 @@ impl Remote {
 }
 
 /// Progress of a signal, and its request id.
-type Progress = (Result<bool, Failure>, String);
+type Progress = (Result<bool, ProviderFailure>, String);
 
 /// Limits a call to `limit`, in case the server disappears silently.
 async fn within<T>(
@@ -162,7 +163,7 @@ impl Provider for Remote {
         "grpc"
     }
 
-    async fn send(&self, signal: &Signal) -> Result<String, Failure> {
+    async fn send(&self, signal: &Signal) -> Result<String, ProviderFailure> {
         let (node_name, operation_id) = (signal.node.clone(), signal.operation.clone());
         let answer = match signal.action {
             Action::Reboot => {
@@ -199,7 +200,7 @@ impl Provider for Remote {
         answer.map_err(|status| grpc::failure(&status))
     }
 
-    async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
+    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure> {
         let status = match self.query(signal, "").await? {
             // A provider without operation ids leaves the field empty.
             Ok((_, request_id)) if request_id.is_empty() => return Ok(Found::CannotTell),
@@ -229,7 +230,7 @@ impl Provider for Remote {
         Ok(Found::CannotTell)
     }
 
-    async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure> {
+    async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, ProviderFailure> {
         let status = match self.query(signal, request_id).await? {
             Ok((progress, _)) => return progress,
             Err(status) => status,
@@ -242,6 +243,6 @@ impl Provider for Remote {
         } else {
             Class::Transient
         };
-        Err(Failure { class, ..failure })
+        Err(ProviderFailure { class, ..failure })
     }
 }

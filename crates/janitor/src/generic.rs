@@ -9,7 +9,7 @@ use maintenance::gpu_reset::ResetSettings;
 use maintenance::janitor::generic::{
     GenericConfig, boot_before, failure_of, is_of, is_reset, job_name, reset_job, reset_job_name,
 };
-use maintenance::janitor::{Action, Class, Failure, Found};
+use maintenance::janitor::{Action, Class, Found, ProviderFailure};
 use serde_json::Value;
 
 use crate::node::{boot_of, failure, is_ready, known_boot, node};
@@ -57,7 +57,12 @@ impl Generic {
 
     /// Creates the Job of a signal and returns the request id. An existing Job counts if it
     /// belongs to the same operation.
-    async fn make(&self, signal: &Signal, job: &Value, request: String) -> Result<String, Failure> {
+    async fn make(
+        &self,
+        signal: &Signal,
+        job: &Value,
+        request: String,
+    ) -> Result<String, ProviderFailure> {
         let namespace = Some(self.config.namespace.as_str());
         match self.cluster.create_object(&jobs(), namespace, job).await {
             Ok(_) => Ok(request),
@@ -67,21 +72,29 @@ impl Generic {
                     let name = job["metadata"]["name"].as_str().unwrap_or_default();
                     let message =
                         format!("the Job {name} belongs to another operation, or was just deleted");
-                    Err(Failure::new(Class::Transient, "RESOURCE_BUSY", message))
+                    Err(ProviderFailure::new(
+                        Class::Transient,
+                        "RESOURCE_BUSY",
+                        message,
+                    ))
                 }
             },
             Err(error) => Err(failure(&error)),
         }
     }
 
-    async fn reboot(&self, signal: &Signal) -> Result<String, Failure> {
+    async fn reboot(&self, signal: &Signal) -> Result<String, ProviderFailure> {
         let node = node(&self.cluster, &signal.node).await?;
         let boot_id = known_boot(&node)?;
         let job = self.config.job(&signal.node, boot_id, &signal.operation);
         self.make(signal, &job, boot_id.to_owned()).await
     }
 
-    async fn reset(&self, signal: &Signal, resets: &ResetSettings) -> Result<String, Failure> {
+    async fn reset(
+        &self,
+        signal: &Signal,
+        resets: &ResetSettings,
+    ) -> Result<String, ProviderFailure> {
         node(&self.cluster, &signal.node).await?;
         let job = reset_job(&signal.node, &signal.operation, &signal.gpus, resets);
         let name = reset_job_name(&signal.node, &signal.operation);
@@ -89,9 +102,9 @@ impl Generic {
     }
 
     /// Returns true if the Job with this name has reset the GPUs.
-    async fn is_reset(&self, node: &str, name: &str) -> Result<bool, Failure> {
+    async fn is_reset(&self, node: &str, name: &str) -> Result<bool, ProviderFailure> {
         // Only the Job knows the result of a reset, so a failed read gives no result.
-        let job = self.job(name).await.map_err(|error| Failure {
+        let job = self.job(name).await.map_err(|error| ProviderFailure {
             class: Class::Transient,
             ..failure(&error)
         });
@@ -99,7 +112,11 @@ impl Generic {
         let Some(job) = job?.filter(is_its) else {
             let message =
                 format!("the node has no Job {name}, so the result of the reset is unknown");
-            return Err(Failure::new(Class::Ambiguous, "AMBIGUOUS_RESULT", message));
+            return Err(ProviderFailure::new(
+                Class::Ambiguous,
+                "AMBIGUOUS_RESULT",
+                message,
+            ));
         };
         match is_reset(&job, None) {
             Err(failure) if failure.class == Class::Permanent => {
@@ -117,21 +134,21 @@ impl Provider for Generic {
         "generic"
     }
 
-    async fn send(&self, signal: &Signal) -> Result<String, Failure> {
+    async fn send(&self, signal: &Signal) -> Result<String, ProviderFailure> {
         let message = match (signal.action, &self.resets) {
             (Action::Reboot, _) => return self.reboot(signal).await,
             (Action::Reset, Some(resets)) => return self.reset(signal, resets).await,
             (Action::Reset, None) => "the provider has no image of a Job that resets GPUs",
             (Action::Terminate, _) => "the generic provider cannot terminate machines",
         };
-        Err(Failure::new(
+        Err(ProviderFailure::new(
             Class::Permanent,
             "UNSUPPORTED_OPERATION",
             message,
         ))
     }
 
-    async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
+    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure> {
         let (node, operation) = (signal.node.as_str(), signal.operation.as_str());
         let is_reset = signal.action == Action::Reset;
         let name = if is_reset {
@@ -148,7 +165,7 @@ impl Provider for Generic {
         Ok(request.map_or(Found::NotSent, Found::Sent))
     }
 
-    async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure> {
+    async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, ProviderFailure> {
         if signal.action == Action::Reset {
             return self.is_reset(&signal.node, request_id).await;
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use contract::google_rpc::{ErrorInfo, RetryInfo, Status as Details};
 use jiff::SignedDuration;
-use maintenance::janitor::{Class, Failure};
+use maintenance::janitor::{Class, ProviderFailure};
 use prost::Message as _;
 use prost_types::Any;
 use runtime::tcp_grpc;
@@ -34,7 +34,7 @@ pub(crate) struct ErrorDetails {
 }
 
 /// Encodes a failure. `about` is added to the metadata.
-pub(crate) fn status(failure: &Failure, about: &[(&str, &str)]) -> Status {
+pub(crate) fn status(failure: &ProviderFailure, about: &[(&str, &str)]) -> Status {
     let (class, reason) = match failure.class {
         Class::Ambiguous => (Class::Permanent, AMBIGUOUS),
         class => (class, failure.reason.as_str()),
@@ -129,7 +129,7 @@ pub(crate) fn parse_details(status: &Status) -> ErrorDetails {
 /// Decodes a failure of a signal. The class comes from the details, or else from a status code
 /// that allows only one conclusion. Otherwise the failure is ambiguous: the signal may have had
 /// an effect.
-pub(crate) fn failure(status: &Status) -> Failure {
+pub(crate) fn failure(status: &Status) -> ProviderFailure {
     let parsed = parse_details(status);
     let refused = std::error::Error::source(status).is_some_and(tcp_grpc::is_refused);
     let by_code = match status.code() {
@@ -151,7 +151,7 @@ pub(crate) fn failure(status: &Status) -> Failure {
     let reason = parsed
         .reason
         .unwrap_or_else(|| format!("{:?}", status.code()));
-    Failure {
+    ProviderFailure {
         class: parsed.class.unwrap_or(by_code),
         reason,
         message,

@@ -3,16 +3,16 @@
 
 use cluster::{ApiError, Cluster, ObjectKind};
 use jiff::SignedDuration;
-use maintenance::janitor::{Class, Failure};
+use maintenance::janitor::{Class, ProviderFailure};
 use runtime::logging::chain;
 use serde_json::Value;
 
 /// Reads a node. Fails with a class that excludes any effect.
-pub(crate) async fn node(cluster: &Cluster, name: &str) -> Result<Value, Failure> {
+pub(crate) async fn node(cluster: &Cluster, name: &str) -> Result<Value, ProviderFailure> {
     let node = cluster.object(&nodes(), None, name).await;
     let missing = || {
         let message = format!("there is no node {name}");
-        Failure::new(Class::Permanent, "RESOURCE_NOT_FOUND", message)
+        ProviderFailure::new(Class::Permanent, "RESOURCE_NOT_FOUND", message)
     };
     node.map_err(|error| unsent(failure(&error)))?
         .ok_or_else(missing)
@@ -30,12 +30,12 @@ pub(crate) fn boot_of(node: &Value) -> &str {
 
 /// Returns the boot id of a node before a reboot. Without one, the reboot could not be
 /// recognised.
-pub(crate) fn known_boot(node: &Value) -> Result<&str, Failure> {
+pub(crate) fn known_boot(node: &Value) -> Result<&str, ProviderFailure> {
     let id = Some(boot_of(node)).filter(|id| !id.is_empty());
     id.ok_or_else(|| {
         let name = node["metadata"]["name"].as_str().unwrap_or_default();
         let message = format!("the node {name} has no boot id");
-        Failure::new(Class::Permanent, "INVALID_REQUEST", message)
+        ProviderFailure::new(Class::Permanent, "INVALID_REQUEST", message)
     })
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn is_ready(node: &Value) -> bool {
 }
 
 /// Maps an error of the API server to the failure of a signal.
-pub(crate) fn failure(error: &ApiError) -> Failure {
+pub(crate) fn failure(error: &ApiError) -> ProviderFailure {
     let (class, reason) = match error {
         ApiError::Throttled { .. } | ApiError::Held { .. } => (Class::Transient, "RATE_LIMITED"),
         ApiError::Conflict { .. } => (Class::Transient, "RESOURCE_BUSY"),
@@ -58,7 +58,7 @@ pub(crate) fn failure(error: &ApiError) -> Failure {
             (Class::Ambiguous, "AMBIGUOUS_RESULT")
         }
     };
-    let failure = Failure::new(class, reason, chain(error));
+    let failure = ProviderFailure::new(class, reason, chain(error));
     match error {
         ApiError::Throttled {
             retry_after: Some(wait),
@@ -68,9 +68,9 @@ pub(crate) fn failure(error: &ApiError) -> Failure {
 }
 
 /// Marks a failure as certainly without effect, for requests that precede the signal.
-pub(crate) fn unsent(failure: Failure) -> Failure {
+pub(crate) fn unsent(failure: ProviderFailure) -> ProviderFailure {
     match failure.class {
-        Class::Ambiguous => Failure {
+        Class::Ambiguous => ProviderFailure {
             class: Class::Transient,
             ..failure
         },

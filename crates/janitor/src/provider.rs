@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use maintenance::gpu_reset::Gpus;
-use maintenance::janitor::{Action, Failure, Found};
+use maintenance::janitor::{Action, Found, ProviderFailure};
 use runtime::tcp_grpc::AddressError;
 use runtime::tls::TlsError;
 
@@ -31,14 +31,14 @@ pub trait Provider: Send + Sync + 'static {
 
     /// Sends a signal and returns its request id. If the operation was already signalled, it
     /// only returns the same id.
-    async fn send(&self, signal: &Signal) -> Result<String, Failure>;
+    async fn send(&self, signal: &Signal) -> Result<String, ProviderFailure>;
 
     /// Returns whether the operation of a signal was sent before.
-    async fn find(&self, signal: &Signal) -> Result<Found, Failure>;
+    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure>;
 
     /// Returns true once the node has rebooted and is ready, or its GPUs are reset. Fails with
     /// [`Permanent`](maintenance::janitor::Class::Permanent) if that will never happen.
-    async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure>;
+    async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, ProviderFailure>;
 }
 
 // === impl Signal ===

@@ -12,9 +12,10 @@ use async_trait::async_trait;
 use cluster::{ApiError, Cluster};
 use jiff::{SignedDuration, Timestamp};
 use maintenance::janitor::redfish::{
-    Log, Machine, PowerCycleRecord, RedfishConfig, SYSTEMS, Verdict, entries_of, log_of, members_of,
+    Log, Machine, PowerCycleRecord, RedfishConfig, SYSTEMS, SignalEffect, entries_of, log_of,
+    members_of,
 };
-use maintenance::janitor::{Action, Class, Failure, Found};
+use maintenance::janitor::{Action, Class, Found, ProviderFailure};
 use runtime::tls::ClientTls;
 use serde_json::{Value, json};
 
@@ -68,15 +69,15 @@ impl Redfish {
         self.cluster.merge_object(&nodes(), name, &change).await
     }
 
-    async fn bmc(&self, node: &str) -> Result<Bmc, Failure> {
+    async fn bmc(&self, node: &str) -> Result<Bmc, ProviderFailure> {
         let address = self.config.address_of(node).ok_or_else(|| {
             let message = format!("the configuration has no address of the BMC of {node}");
-            Failure::new(Class::Permanent, "INVALID_REQUEST", message)
+            ProviderFailure::new(Class::Permanent, "INVALID_REQUEST", message)
         })?;
         Bmc::new(&address, &self.config, &self.tls).await
     }
 
-    async fn machine(&self, bmc: &Bmc) -> Result<Machine, Failure> {
+    async fn machine(&self, bmc: &Bmc) -> Result<Machine, ProviderFailure> {
         let path = match self.config.system.as_str() {
             "" => {
                 let paths = members_of(&bmc.get(SYSTEMS).await?);
@@ -123,7 +124,7 @@ impl Redfish {
                 log.read(&page);
                 next = page["Members@odata.nextLink"].as_str().map(str::to_owned);
             }
-            Ok::<_, Failure>(())
+            Ok::<_, ProviderFailure>(())
         };
         if let Err(failure) = read.await {
             tracing::warn!(err = failure.text(), "cannot read the log of a machine");
@@ -132,7 +133,11 @@ impl Redfish {
     }
 
     /// Determines from the record and the machine whether a signal was carried out.
-    async fn found(&self, node: &Value, record: &PowerCycleRecord) -> Result<Found, Failure> {
+    async fn found(
+        &self,
+        node: &Value,
+        record: &PowerCycleRecord,
+    ) -> Result<Found, ProviderFailure> {
         let sent = Found::Sent(record.boot_id.clone());
         if record.booted(boot_of(node)) {
             return Ok(sent);
@@ -142,19 +147,19 @@ impl Redfish {
         let machine = self.machine(&bmc).await?;
         let log = self.log(&bmc, &machine).await;
         match record.verdict(&machine, &log, Timestamp::now()) {
-            Verdict::Reset => Ok(sent),
-            Verdict::NotReset => Ok(Found::NotSent),
-            Verdict::Unknown => Ok(Found::CannotTell),
-            Verdict::TooSoon => {
+            SignalEffect::Reset => Ok(sent),
+            SignalEffect::NotReset => Ok(Found::NotSent),
+            SignalEffect::Unknown => Ok(Found::CannotTell),
+            SignalEffect::TooSoon => {
                 let what = "the BMC was asked for a reset just now and does not report one yet";
-                let failure = Failure::new(Class::Transient, "RESOURCE_BUSY", what);
+                let failure = ProviderFailure::new(Class::Transient, "RESOURCE_BUSY", what);
                 Err(failure.after(ASK_AGAIN))
             }
         }
     }
 
     /// Records a signal and sends it.
-    async fn cycle(&self, signal: &Signal, node: &Value) -> Result<String, Failure> {
+    async fn cycle(&self, signal: &Signal, node: &Value) -> Result<String, ProviderFailure> {
         let boot_id = known_boot(node)?.to_owned();
         let bmc = self.bmc(&signal.node).await?;
         let machine = self.machine(&bmc).await?;
@@ -200,10 +205,10 @@ impl Provider for Redfish {
         "redfish"
     }
 
-    async fn send(&self, signal: &Signal) -> Result<String, Failure> {
+    async fn send(&self, signal: &Signal) -> Result<String, ProviderFailure> {
         if signal.action != Action::Reboot {
             let message = "the Redfish provider cannot terminate machines";
-            return Err(Failure::new(
+            return Err(ProviderFailure::new(
                 Class::Permanent,
                 "UNSUPPORTED_OPERATION",
                 message,
@@ -218,12 +223,16 @@ impl Provider for Redfish {
             Found::NotSent => self.cycle(signal, &node).await,
             Found::CannotTell => {
                 let message = "the signal was recorded before, and the BMC does not report whether the machine was reset";
-                Err(Failure::new(Class::Ambiguous, "AMBIGUOUS_RESULT", message))
+                Err(ProviderFailure::new(
+                    Class::Ambiguous,
+                    "AMBIGUOUS_RESULT",
+                    message,
+                ))
             }
         }
     }
 
-    async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
+    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure> {
         let node = node(&self.cluster, &signal.node).await?;
         match record_of(&node, signal) {
             Some(record) => self.found(&node, &record).await,
@@ -231,7 +240,7 @@ impl Provider for Redfish {
         }
     }
 
-    async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure> {
+    async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, ProviderFailure> {
         let node = node(&self.cluster, &signal.node).await?;
         let boot_id = boot_of(&node);
         Ok(is_ready(&node) && !boot_id.is_empty() && boot_id != request_id)
@@ -244,6 +253,6 @@ fn record_of(node: &Value, signal: &Signal) -> Option<PowerCycleRecord> {
 }
 
 /// Returns the failure for a BMC that lacks a required capability.
-fn unusable(what: String) -> Failure {
-    Failure::new(Class::Permanent, "UNSUPPORTED_OPERATION", what)
+fn unusable(what: String) -> ProviderFailure {
+    ProviderFailure::new(Class::Permanent, "UNSUPPORTED_OPERATION", what)
 }

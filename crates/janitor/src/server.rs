@@ -20,7 +20,7 @@ use contract::janitor_provider::{
     SendRebootSignalResponse, SendTerminateSignalRequest, SendTerminateSignalResponse,
 };
 use maintenance::gpu_reset::Gpus;
-use maintenance::janitor::{Action, Class, Failure, Found};
+use maintenance::janitor::{Action, Class, Found, ProviderFailure};
 use runtime::logging::Seldom;
 use runtime::tcp_grpc;
 use runtime::tls::ServerTls;
@@ -95,7 +95,7 @@ impl Service {
     }
 
     /// Returns the signal of a request, with an operation id.
-    fn signal(&self, mut asked: Signal) -> Result<Signal, Failure> {
+    fn signal(&self, mut asked: Signal) -> Result<Signal, ProviderFailure> {
         check(&asked)?;
         // NVSentinel's janitor sends no operation id, so each of its requests is a new
         // operation.
@@ -113,7 +113,7 @@ impl Service {
             ("operation", action.name()),
             ("provider", self.provider.name()),
         ];
-        let failed = |failure: Failure| {
+        let failed = |failure: ProviderFailure| {
             if let Some(not_logged_before) = self.failed.now() {
                 let text = failure.text();
                 tracing::warn!(not_logged_before, "{} failed: {text}", action.name());
@@ -140,7 +140,7 @@ impl Service {
         });
         match sending.await {
             Ok(sent) => sent.map_err(failed),
-            Err(_) => Err(failed(Failure::new(
+            Err(_) => Err(failed(ProviderFailure::new(
                 Class::Ambiguous,
                 "AMBIGUOUS_RESULT",
                 "the provider failed during the call",
@@ -154,8 +154,8 @@ impl Service {
         &self,
         asked: Signal,
         request_id: String,
-    ) -> Result<(Result<bool, Failure>, String), Status> {
-        let failed = |failure: Failure| self.status(&failure);
+    ) -> Result<(Result<bool, ProviderFailure>, String), Status> {
+        let failed = |failure: ProviderFailure| self.status(&failure);
         if request_id.is_empty() && asked.operation.is_empty() {
             return Err(failed(invalid("request_id and operation_id are empty")));
         }
@@ -177,7 +177,7 @@ impl Service {
         }
     }
 
-    fn status(&self, failure: &Failure) -> Status {
+    fn status(&self, failure: &ProviderFailure) -> Status {
         grpc::status(failure, &[("provider", self.provider.name())])
     }
 
@@ -187,7 +187,7 @@ impl Service {
 }
 
 /// Refuses a request without a node, or with fields that are too large.
-fn check(asked: &Signal) -> Result<(), Failure> {
+fn check(asked: &Signal) -> Result<(), ProviderFailure> {
     if asked.node.is_empty() {
         return Err(invalid("node_name is empty"));
     }
@@ -203,13 +203,13 @@ fn check(asked: &Signal) -> Result<(), Failure> {
     Ok(())
 }
 
-fn invalid(what: &str) -> Failure {
-    Failure::new(Class::Permanent, "INVALID_REQUEST", what)
+fn invalid(what: &str) -> ProviderFailure {
+    ProviderFailure::new(Class::Permanent, "INVALID_REQUEST", what)
 }
 
-fn unsupported(what: &str) -> Failure {
+fn unsupported(what: &str) -> ProviderFailure {
     let message = format!("{what} is not supported");
-    Failure::new(Class::Permanent, "UNSUPPORTED_OPERATION", message)
+    ProviderFailure::new(Class::Permanent, "UNSUPPORTED_OPERATION", message)
 }
 
 #[tonic::async_trait]

@@ -34,7 +34,7 @@ mod signal;
 pub use admission::{Named, Request};
 pub use board::{Board, CreateResult, Effect, Input, NodeUpdate, ResourceEvent, WriteResult};
 pub use config::{JanitorConfig, MAX_CONFIG_BYTES, ProviderPlace, Rules};
-pub use failure::{Class, Failure};
+pub use failure::{Class, ProviderFailure};
 pub use sending::{Answer, Found, Question};
 pub use signal::NodeObservation;
 

@@ -92,7 +92,7 @@ pub struct AttemptEnd {
     /// Time when the controller observed the end.
     pub at: Timestamp,
     /// Outcome of the attempt.
-    pub outcome: Outcome,
+    pub outcome: AttemptOutcome,
     /// Message of the program that carried out the attempt.
     pub why: String,
 }
@@ -100,7 +100,7 @@ pub struct AttemptEnd {
 /// Outcome of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outcome {
+pub enum AttemptOutcome {
     /// The action was carried out.
     Succeeded,
     /// The action failed for a reason that may pass.
@@ -256,7 +256,7 @@ impl Attempt {
     /// Returns whether the attempt ended in success.
     pub fn succeeded(&self) -> bool {
         let end = self.end.as_ref();
-        end.is_some_and(|end| end.outcome == Outcome::Succeeded)
+        end.is_some_and(|end| end.outcome == AttemptOutcome::Succeeded)
     }
 
     /// Returns the timeout of the attempt, at least one minute.
@@ -270,10 +270,10 @@ impl Attempt {
         match &self.end {
             None => format!("{title} is under way"),
             Some(end) => match end.outcome {
-                Outcome::Succeeded => format!("{title} has succeeded"),
-                Outcome::FailedForNow => format!("{title} has failed for now: {}", end.why),
-                Outcome::Failed => format!("{title} has failed: {}", end.why),
-                Outcome::Unclear => {
+                AttemptOutcome::Succeeded => format!("{title} has succeeded"),
+                AttemptOutcome::FailedForNow => format!("{title} has failed for now: {}", end.why),
+                AttemptOutcome::Failed => format!("{title} has failed: {}", end.why),
+                AttemptOutcome::Unclear => {
                     format!("{title} has ended with an unknown outcome: {}", end.why)
                 }
             },

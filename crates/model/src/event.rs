@@ -53,16 +53,16 @@ pub struct EventRecord {
 /// Problem with a field of a submitted event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {what}")]
-pub struct Problem {
+pub struct FieldProblem {
     /// Proto name of the field, with an index if it repeats: `errorCode[3]`.
     pub field: String,
     /// Problem in words: the found value (shortened), and what is expected.
     pub what: String,
 }
 
-// === impl Problem ===
+// === impl FieldProblem ===
 
-impl Problem {
+impl FieldProblem {
     /// Creates a problem of the named field.
     pub fn new(field: &str, what: String) -> Self {
         Self {
@@ -73,7 +73,7 @@ impl Problem {
 }
 
 /// Checks an event against the contract and the limits of this module.
-pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
+pub fn validate(event: &HealthEvent) -> Result<(), FieldProblem> {
     let required = [
         ("nodeName", &event.node_name),
         ("agent", &event.agent),
@@ -82,14 +82,17 @@ pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
     ];
     for (field, value) in required {
         if value.trim().is_empty() {
-            return Err(Problem::new(field, "is empty; it is required".to_owned()));
+            return Err(FieldProblem::new(
+                field,
+                "is empty; it is required".to_owned(),
+            ));
         }
         limit(field, value, MAX_NAME_BYTES)?;
     }
     if event.recommended_action == RecommendedAction::Custom as i32
         && event.custom_recommended_action.trim().is_empty()
     {
-        return Err(Problem::new(
+        return Err(FieldProblem::new(
             "customRecommendedAction",
             "is empty; it is required where recommendedAction is CUSTOM (27)".to_owned(),
         ));
@@ -102,7 +105,7 @@ pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
     if let Some(time) = event.generated_timestamp
         && json::timestamp(time).is_none()
     {
-        return Err(Problem::new(
+        return Err(FieldProblem::new(
             "generatedTimestamp",
             format!(
                 "{{seconds: {}, nanos: {}}} is not a time: seconds must lie in the years 0001 to \
@@ -115,7 +118,7 @@ pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
 }
 
 /// Checks codes, entities and metadata.
-fn validate_lists(event: &HealthEvent) -> Result<(), Problem> {
+fn validate_lists(event: &HealthEvent) -> Result<(), FieldProblem> {
     count("errorCode", event.error_code.len(), MAX_ITEMS)?;
     for (index, code) in event.error_code.iter().enumerate() {
         limit(&format!("errorCode[{index}]"), code, MAX_NAME_BYTES)?;
@@ -134,7 +137,10 @@ fn validate_lists(event: &HealthEvent) -> Result<(), Problem> {
             MAX_VALUE_BYTES,
         )?;
         if entity.entity_type.is_empty() {
-            return Err(Problem::new(&field, "has an empty entityType".to_owned()));
+            return Err(FieldProblem::new(
+                &field,
+                "has an empty entityType".to_owned(),
+            ));
         }
     }
     // Entries added by a connector do not count: the next connector has to accept the event
@@ -340,12 +346,12 @@ fn hash(event: &HealthEvent) -> String {
         })
 }
 
-fn limit(field: &str, value: &str, max: usize) -> Result<(), Problem> {
+fn limit(field: &str, value: &str, max: usize) -> Result<(), FieldProblem> {
     if value.len() <= max {
         return Ok(());
     }
     let found = value.len();
-    Err(Problem::new(
+    Err(FieldProblem::new(
         field,
         format!(
             "{:?} has {found} bytes, at most {max} are taken",
@@ -354,11 +360,11 @@ fn limit(field: &str, value: &str, max: usize) -> Result<(), Problem> {
     ))
 }
 
-fn count(field: &str, found: usize, max: usize) -> Result<(), Problem> {
+fn count(field: &str, found: usize, max: usize) -> Result<(), FieldProblem> {
     if found <= max {
         return Ok(());
     }
-    Err(Problem::new(
+    Err(FieldProblem::new(
         field,
         format!("has {found} entries, at most {max} are taken"),
     ))

@@ -9,7 +9,7 @@
 use contract::keys;
 use serde_json::Value;
 
-use crate::attempt::{Outcome, ResourceKind};
+use crate::attempt::{AttemptOutcome, ResourceKind};
 
 /// Longest message copied from a status, in characters.
 const MAX_TEXT: usize = 300;
@@ -50,7 +50,7 @@ pub struct ResourceState {
     /// True once the work has begun. Deleting the resource then undoes nothing.
     pub begun: bool,
     /// Outcome, and the reason for people. `None` while the resource is in progress.
-    pub end: Option<(Outcome, String)>,
+    pub end: Option<(AttemptOutcome, String)>,
 }
 
 /// A condition in a status.
@@ -86,12 +86,12 @@ impl CompletionReason {
     }
 
     /// Returns the outcome of an attempt that ended for this reason.
-    fn outcome(self) -> Outcome {
+    fn outcome(self) -> AttemptOutcome {
         match self {
-            Self::Succeeded => Outcome::Succeeded,
-            Self::TransientFailure => Outcome::FailedForNow,
-            Self::PermanentFailure => Outcome::Failed,
-            Self::AmbiguousFailure | Self::Superseded | Self::Cancelled => Outcome::Unclear,
+            Self::Succeeded => AttemptOutcome::Succeeded,
+            Self::TransientFailure => AttemptOutcome::FailedForNow,
+            Self::PermanentFailure => AttemptOutcome::Failed,
+            Self::AmbiguousFailure | Self::Superseded | Self::Cancelled => AttemptOutcome::Unclear,
         }
     }
 }
@@ -133,12 +133,12 @@ fn end(
     phase: Option<&str>,
     completed: bool,
     leaves_out: bool,
-) -> Option<(Outcome, String)> {
+) -> Option<(AttemptOutcome, String)> {
     let find = |kind: &str| conditions.iter().find(|one| one.kind == kind);
     if let Some(complete) = find(ATTEMPT_COMPLETE).filter(|one| one.status == "True") {
         let mut known = CompletionReason::ALL.into_iter();
         let reason = known.find(|one| one.name() == complete.reason);
-        let outcome = reason.map_or(Outcome::Unclear, CompletionReason::outcome);
+        let outcome = reason.map_or(AttemptOutcome::Unclear, CompletionReason::outcome);
         return Some((outcome, complete.text()));
     }
     let done = find(done);
@@ -154,12 +154,15 @@ fn end(
         // or tests proves nothing.
         None if phase == Some("Succeeded") && conditions.is_empty() => Some(if leaves_out {
             let why = "it has left out nodes or tests, see status.skipped";
-            (Outcome::Unclear, why.to_owned())
+            (AttemptOutcome::Unclear, why.to_owned())
         } else {
-            (Outcome::Succeeded, "its phase is Succeeded".to_owned())
+            (
+                AttemptOutcome::Succeeded,
+                "its phase is Succeeded".to_owned(),
+            )
         }),
-        Some(one) if one.status == "True" => Some((Outcome::Succeeded, one.text())),
-        _ if failed_job.is_some() => failed_job.map(|one| (Outcome::Failed, one.text())),
+        Some(one) if one.status == "True" => Some((AttemptOutcome::Succeeded, one.text())),
+        _ if failed_job.is_some() => failed_job.map(|one| (AttemptOutcome::Failed, one.text())),
         Some(one) if one.kind == EXTERNAL_COMPLETE => None,
         Some(one) if one.status == "False" => Some((failed(done), one.text())),
         // The signal was not sent, so the condition is never set.
@@ -176,12 +179,12 @@ fn end(
 }
 
 /// Returns the outcome of a failure. An action that timed out may still have been carried out.
-fn failed(condition: Option<&Condition<'_>>) -> Outcome {
+fn failed(condition: Option<&Condition<'_>>) -> AttemptOutcome {
     let late = condition.is_some_and(|one| one.reason.contains("Timeout"));
     if late {
-        Outcome::Unclear
+        AttemptOutcome::Unclear
     } else {
-        Outcome::Failed
+        AttemptOutcome::Failed
     }
 }
 

@@ -10,7 +10,7 @@ use contract::{
     EVENT_VERSION, Entity, HealthEvent, ProcessingStrategy, RecommendedAction, action_name, keys,
 };
 
-use diagnosis::catalog::{Catalog, Verdict};
+use diagnosis::catalog::{Catalog, LineVerdict};
 
 /// Event of a known kind.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,7 +86,7 @@ pub fn events(catalog: &Catalog) -> Vec<Standard> {
         "GPU fallen off the bus, without an XID".to_owned(),
         keys::CHECK_GPU_FALLEN_OFF,
         keys::CODE_GPU_FALLEN_OFF,
-        &Verdict {
+        &LineVerdict {
             healthy: false,
             fatal: true,
             action: RecommendedAction::RestartBm,
@@ -98,7 +98,7 @@ pub fn events(catalog: &Catalog) -> Vec<Standard> {
         "GPU that the driver cannot start".to_owned(),
         keys::CHECK_GPU_INIT,
         keys::CODE_GPU_INIT_FAILED,
-        &Verdict {
+        &LineVerdict {
             healthy: false,
             fatal: true,
             action: RecommendedAction::ComponentReset,
@@ -150,12 +150,12 @@ pub fn checks() -> impl Iterator<Item = &'static str> {
         .chain(others.filter(|check| !check.contains(' ')))
 }
 
-fn of_code(kind: &str, check: &str, code: impl Display, verdict: &Verdict) -> Standard {
+fn of_code(kind: &str, check: &str, code: impl Display, verdict: &LineVerdict) -> Standard {
     let code = code.to_string();
     kernel_log(format!("{kind} {code}"), check, &code, verdict)
 }
 
-fn kernel_log(name: String, check: &str, code: &str, verdict: &Verdict) -> Standard {
+fn kernel_log(name: String, check: &str, code: &str, verdict: &LineVerdict) -> Standard {
     Standard {
         name,
         event: HealthEvent {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use contract::{EVENT_VERSION, HealthEvent, RecommendedAction, action_name, json, keys};
-use diagnosis::decode::{Cancelled, Finding, KernelLogDecoder, Kind, Machine};
+use diagnosis::decode::{Cancelled, Finding, FindingKind, KernelLogDecoder, Machine};
 use host::kernel_log::{KernelLogRecord, RecordRef};
 use jiff::Timestamp;
 use model::event::{MAX_METADATA_BYTES, floor_char_boundary};
@@ -125,7 +125,7 @@ fn event(context: &Context<'_>) -> HealthEvent {
         action = RecommendedAction::RestartVm;
     }
     let line = finding.lines.as_ref().unwrap_or(&record.text);
-    let message = if finding.kind == Kind::Reset && !finding.healthy {
+    let message = if finding.kind == FindingKind::Reset && !finding.healthy {
         let end = floor_char_boundary(line, MAX_METADATA_BYTES);
         let line = line.get(..end).unwrap_or_default();
         note(META_LOG_LINE, line.to_owned());

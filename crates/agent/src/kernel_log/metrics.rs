@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use diagnosis::decode::{Finding, Kind};
+use diagnosis::decode::{Finding, FindingKind};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
@@ -98,10 +98,10 @@ impl KernelLogMetrics {
         self.lines.latency.observe(took.as_secs_f64());
         let node = ("node", self.node.clone());
         match &finding.kind {
-            Kind::Xid { code, .. } => {
+            FindingKind::Xid { code, .. } => {
                 self.xids.get(&[node, ("err_code", code.to_string())]).inc();
             }
-            Kind::Sxid { code, switch } => {
+            FindingKind::Sxid { code, switch } => {
                 let link = finding.parts.first().map(|(_, link)| link.clone());
                 let switch = switch.map(|switch| switch.to_string());
                 let labels = [
@@ -112,7 +112,7 @@ impl KernelLogMetrics {
                 ];
                 self.sxids.get(&labels).inc();
             }
-            Kind::Nic { pattern, .. } => {
+            FindingKind::Nic { pattern, .. } => {
                 let severity = if finding.fatal { "fatal" } else { "non_fatal" };
                 let labels = [
                     node,
@@ -122,8 +122,8 @@ impl KernelLogMetrics {
                 self.lines.nics.get_or_create(&labels).inc();
             }
             // NVSentinel does not count these.
-            Kind::Reset | Kind::InitFailed => {}
-            Kind::FallenOffBus { .. } => {
+            FindingKind::Reset | FindingKind::InitFailed => {}
+            FindingKind::FallenOffBus { .. } => {
                 self.lines.fallen.get_or_create(&[node]).inc();
             }
         }

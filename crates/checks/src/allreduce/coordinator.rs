@@ -13,11 +13,11 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::messages::{FromMember, FromRank0, Hello, Kind, Test, Verdict};
+use super::messages::{FromMember, FromRank0, Hello, MemberVerdict, Test, VerdictKind};
 use super::search::{self, Answers, Found, Step};
 use super::wire::{GangKey, Sender};
 use crate::expected::Threshold;
-use crate::worker::{Benchmark, Failure, Measured};
+use crate::worker::{Benchmark, Measured, WorkerFailure};
 use gathering::Incoming;
 use verdicts::Names;
 
@@ -70,7 +70,7 @@ type Odd = BTreeMap<usize, String>;
 struct Judged {
     /// Least bandwidth, if measured: of all-reduces, or of copies for a single device.
     gb_s: Option<f64>,
-    failure: Option<Failure>,
+    failure: Option<WorkerFailure>,
     passes: bool,
 }
 
@@ -171,7 +171,7 @@ impl Coordinator {
     }
 
     /// Tests the whole gang, and searches for the culprits if it fails.
-    async fn examine(&mut self, plan: &Plan) -> Vec<Verdict> {
+    async fn examine(&mut self, plan: &Plan) -> Vec<MemberVerdict> {
         self.gone.clear();
         let end = Instant::now() + plan.timeout;
         let topologies = match self.topologies() {
@@ -191,16 +191,16 @@ impl Coordinator {
             text = format!("{text}; this without the topology file {files}, with which {before}");
         }
         if whole.passes {
-            return self.names.all(Kind::Passed, &text, &whole);
+            return self.names.all(VerdictKind::Passed, &text, &whole);
         }
         tracing::warn!("the gang fails: {text}");
         if self.members.len() < 2
-            && let Some(Failure::Wrong { .. } | Failure::Cuda { .. }) = whole.failure
+            && let Some(WorkerFailure::Wrong { .. } | WorkerFailure::Cuda { .. }) = whole.failure
         {
             // An error of the GPU itself needs no comparison with another member.
-            return self.names.all(Kind::Culprit, &text, &whole);
+            return self.names.all(VerdictKind::Culprit, &text, &whole);
         }
-        let hangs = matches!(whole.failure, Some(Failure::Late { .. }));
+        let hangs = matches!(whole.failure, Some(WorkerFailure::Late { .. }));
         let found = self.search(plan, hangs, end).await;
         if !self.gone.is_empty() {
             let gone: Vec<usize> = self.gone.iter().copied().collect();
@@ -213,14 +213,16 @@ impl Coordinator {
             return self.names.found(&found, &odd, &text, &whole);
         }
         let text = format!("{text}; the member at fault was not found in time");
-        self.names.all(Kind::Unclear, &text, &whole)
+        self.names.all(VerdictKind::Unclear, &text, &whole)
     }
 
     /// Returns the culprits whose failures may be caused by their own variables, with the names
     /// of these: no member that passes has the same ones.
     fn odd(&self, culprits: &BTreeSet<usize>, whole: &Judged) -> Odd {
         // No variable makes a GPU compute wrong numbers.
-        if let Some(Failure::Wrong { .. } | Failure::Cuda { .. } | Failure::Nvml(_)) = whole.failure
+        if let Some(
+            WorkerFailure::Wrong { .. } | WorkerFailure::Cuda { .. } | WorkerFailure::Nvml(_),
+        ) = whole.failure
         {
             return Odd::new();
         }
@@ -300,7 +302,7 @@ impl Coordinator {
                 let judged = self.judge(&ranks, measured, plan);
                 let group = self.names.list(&ranks);
                 tracing::info!(group, passes = judged.passes, "tested");
-                if !hangs && matches!(judged.failure, Some(Failure::Late { .. })) {
+                if !hangs && matches!(judged.failure, Some(WorkerFailure::Late { .. })) {
                     return None;
                 }
                 passes = judged.passes;
@@ -318,7 +320,7 @@ impl Coordinator {
         group: &[usize],
         benchmark: &Benchmark,
         until: Instant,
-    ) -> Result<Vec<Measured>, Failure> {
+    ) -> Result<Vec<Measured>, WorkerFailure> {
         self.step += 1;
         let measured = self.measure(group, benchmark, until).await;
         for member in group {
@@ -333,7 +335,7 @@ impl Coordinator {
         group: &[usize],
         benchmark: &Benchmark,
         until: Instant,
-    ) -> Result<Vec<Measured>, Failure> {
+    ) -> Result<Vec<Measured>, WorkerFailure> {
         let begin = Instant::now();
         let step = self.step;
         let first = group.first().copied().unwrap_or_default();
@@ -361,7 +363,7 @@ impl Coordinator {
         group: &[usize],
         begin: Instant,
         mut until: Instant,
-    ) -> Result<Vec<Measured>, Failure> {
+    ) -> Result<Vec<Measured>, WorkerFailure> {
         let mut results = BTreeMap::new();
         while results.len() < group.len() {
             match self.next_message(group, until).await {
@@ -441,8 +443,8 @@ impl Coordinator {
     }
 
     /// Returns the failure of members that do not answer.
-    fn silent(&self, members: &[usize], since: Instant) -> Failure {
-        Failure::Late {
+    fn silent(&self, members: &[usize], since: Instant) -> WorkerFailure {
+        WorkerFailure::Late {
             seconds: since.elapsed().as_secs(),
             doing: format!("from {}", self.names.list(members)),
         }
@@ -451,7 +453,7 @@ impl Coordinator {
     fn judge(
         &self,
         group: &[usize],
-        measured: Result<Vec<Measured>, Failure>,
+        measured: Result<Vec<Measured>, WorkerFailure>,
         plan: &Plan,
     ) -> Judged {
         match measured {
@@ -489,7 +491,7 @@ impl Coordinator {
     }
 
     /// Sends all members their verdicts, and waits until they have received them.
-    async fn announce(&mut self, verdicts: Vec<Verdict>) {
+    async fn announce(&mut self, verdicts: Vec<MemberVerdict>) {
         for (rank, verdict) in verdicts.into_iter().enumerate() {
             self.send(rank, &FromRank0::Verdict(verdict)).await;
         }

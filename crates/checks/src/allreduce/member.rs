@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::collective::Collective;
-use super::messages::{FromMember, FromRank0, Hello, Verdict};
+use super::messages::{FromMember, FromRank0, Hello, MemberVerdict};
 use super::port;
 use super::wire::{self, GangKey, Receiver, Sender, WireError};
 
@@ -49,7 +49,7 @@ pub(super) async fn take_part(
     key: &GangKey,
     formed: Instant,
     until: impl Fn() -> Instant,
-) -> Result<Verdict, MemberError> {
+) -> Result<MemberVerdict, MemberError> {
     let mut turn = 0;
     loop {
         let mut line = connect(pod, address, &mut turn, key, formed, &hello).await?;
@@ -134,7 +134,7 @@ async fn follow(
     collective: &mut impl Collective,
     line: &mut Line,
     until: &impl Fn() -> Instant,
-) -> Option<Verdict> {
+) -> Option<MemberVerdict> {
     let mut interrupted = None;
     loop {
         let message = match interrupted.take() {

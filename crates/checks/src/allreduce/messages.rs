@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use preflight::rendezvous::Topology;
 use serde::{Deserialize, Serialize};
 
-use crate::worker::{Benchmark, Failure, Measured};
+use crate::worker::{Benchmark, Measured, WorkerFailure};
 
 /// Version of the messages. All members of a gang must run the same version; others are
 /// refused.
@@ -21,12 +21,12 @@ pub(super) enum FromMember {
     /// Answers with the id of a new group.
     Group {
         step: u64,
-        group: Result<String, Failure>,
+        group: Result<String, WorkerFailure>,
     },
     /// Answers with the result of a test.
     Result {
         step: u64,
-        result: Result<Vec<Measured>, Failure>,
+        result: Result<Vec<Measured>, WorkerFailure>,
     },
 }
 
@@ -60,7 +60,7 @@ pub(super) enum FromRank0 {
     /// Orders that further tests use no topology files.
     WithoutTopology,
     /// Sends the verdict, which ends the check.
-    Verdict(Verdict),
+    Verdict(MemberVerdict),
 }
 
 /// Test of a group.
@@ -82,14 +82,14 @@ pub(super) struct Test {
 
 /// Verdict for one member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Verdict {
-    pub(super) kind: Kind,
+pub(super) struct MemberVerdict {
+    pub(super) kind: VerdictKind,
     /// Text in one line, for people.
     pub(super) text: String,
     /// Bandwidth of all members together (GB/s).
     pub(super) gb_s: Option<f64>,
     /// Failure of the gang, unless it is a low bandwidth.
-    pub(super) failure: Option<Failure>,
+    pub(super) failure: Option<WorkerFailure>,
     /// Ranks of missing members or culprits named by the text: the receiver checks whether it
     /// can reach them.
     #[serde(default)]
@@ -99,7 +99,7 @@ pub(super) struct Verdict {
 /// Meaning for the member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Kind {
+pub(super) enum VerdictKind {
     /// The whole gang passes.
     Passed,
     /// The member fails with every other one, or is alone and one of its GPUs fails.

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use contract::RecommendedAction;
 use diagnosis::catalog::Catalog;
 
-use super::result::{Diagnosis, Problem, State, TestResult};
+use super::result::{Diagnosis, State, TestProblem, TestResult};
 use super::{CHECK, KnownGpu};
-use crate::outcome::{Finding, Outcome, Result as Meaning};
+use crate::outcome::{CheckOutcome, Finding, Result as Meaning};
 
 /// Severities of DCGM that make a failure one of the hardware.
 const GRAVE: [&str; 3] = ["ISOLATE", "RESET", "TRIAGE"];
@@ -62,14 +62,15 @@ const OF_SETTINGS: [&str; 11] = [
 ];
 
 /// Returns the outcome of a diagnosis.
-pub(super) fn outcome(level: u64, gpus: &[KnownGpu], diagnosis: Diagnosis) -> Outcome {
+pub(super) fn outcome(level: u64, gpus: &[KnownGpu], diagnosis: Diagnosis) -> CheckOutcome {
     let dcgm = diagnosis.version.map(|version| format!(", DCGM {version}"));
     let dcgm = dcgm.unwrap_or_default();
     let mut wrong = Vec::new();
     let mut passed: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut failed = false;
     for result in diagnosis.tests {
-        let problems: Vec<&Problem> = result.problems.iter().filter(|one| !is_own(one)).collect();
+        let problems: Vec<&TestProblem> =
+            result.problems.iter().filter(|one| !is_own(one)).collect();
         let only_own = problems.is_empty() && !result.problems.is_empty();
         let check = format!("{CHECK}{}", camel_case(&result.test));
         match result.state {
@@ -91,7 +92,7 @@ pub(super) fn outcome(level: u64, gpus: &[KnownGpu], diagnosis: Diagnosis) -> Ou
             .extend(names.map(str::to_owned));
     }
     if wrong.is_empty() && passed.is_empty() {
-        return Outcome {
+        return CheckOutcome {
             result: Meaning::NotTested,
             code: "NOTHING_TESTED".to_owned(),
             text: format!("level {level} of the diagnosis{dcgm} has left all tests out"),
@@ -107,13 +108,13 @@ pub(super) fn outcome(level: u64, gpus: &[KnownGpu], diagnosis: Diagnosis) -> Ou
     let Some(first) = wrong.first() else {
         let text = format!("{tested} GPUs pass level {level} of the diagnosis{dcgm}");
         findings.push(Finding::healthy(CHECK, text.clone()));
-        return Outcome::passed(text, findings);
+        return CheckOutcome::passed(text, findings);
     };
     let more = match wrong.len() {
         1 => String::new(),
         count => format!(" (and {} more)", count - 1),
     };
-    Outcome {
+    CheckOutcome {
         result: if failed {
             Meaning::Failed
         } else {
@@ -143,7 +144,12 @@ fn well(check: &str, mut uuids: Vec<String>) -> Finding {
 }
 
 /// Returns the event for a GPU that has not passed a test.
-fn finding(check: &str, result: &TestResult, problems: &[&Problem], uuid: Option<&str>) -> Finding {
+fn finding(
+    check: &str,
+    result: &TestResult,
+    problems: &[&TestProblem],
+    uuid: Option<&str>,
+) -> Finding {
     let is_failure = result.state == State::Fail;
     let judged = problems.iter().map(|problem| judge(problem));
     // The gravest problem determines code and action.
@@ -202,7 +208,7 @@ struct Judged {
     grave: bool,
 }
 
-fn judge(problem: &Problem) -> Judged {
+fn judge(problem: &TestProblem) -> Judged {
     let Some(number) = problem.code else {
         return Judged {
             code: None,
@@ -280,7 +286,7 @@ fn xids(text: &str) -> Vec<u32> {
 }
 
 /// Returns true if the diagnosis has caused a problem itself.
-fn is_own(problem: &Problem) -> bool {
+fn is_own(problem: &TestProblem) -> bool {
     let row = problem.code.and_then(|code| Catalog::builtin().dcgm(code));
     let xids = xids(&problem.text);
     row.is_some_and(|row| row.name == XID)
@@ -338,7 +344,7 @@ mod tests {
         gpus: &[u32],
         problems: &[(Option<u32>, &str)],
     ) -> TestResult {
-        let problems = problems.iter().map(|(code, text)| Problem {
+        let problems = problems.iter().map(|(code, text)| TestProblem {
             code: *code,
             severity: None,
             text: (*text).to_owned(),
@@ -351,7 +357,7 @@ mod tests {
         }
     }
 
-    fn judged(tests: Vec<TestResult>) -> Outcome {
+    fn judged(tests: Vec<TestResult>) -> CheckOutcome {
         let diagnosis = Diagnosis {
             version: None,
             tests,

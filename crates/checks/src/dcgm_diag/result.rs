@@ -21,7 +21,7 @@ pub(super) struct TestResult {
     pub(super) state: State,
     /// Numbers of the GPUs at the host engine; empty if the result concerns no single GPU.
     pub(super) gpus: Vec<u32>,
-    pub(super) problems: Vec<Problem>,
+    pub(super) problems: Vec<TestProblem>,
 }
 
 /// State of a test.
@@ -37,7 +37,7 @@ pub(super) enum State {
 
 /// Problem found by a test.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Problem {
+pub(super) struct TestProblem {
     /// Number of a `DCGM_FR_*`, if stated.
     pub(super) code: Option<u32>,
     /// Number of the severity, if stated.
@@ -95,7 +95,7 @@ impl Diagnosis {
 impl TestResult {
     fn read(test: &str, result: &Value) -> Option<Self> {
         let state = State::of(result.get("status")?.as_str()?);
-        let problems = items(result, "warnings").filter_map(Problem::read);
+        let problems = items(result, "warnings").filter_map(TestProblem::read);
         Some(Self {
             test: test.to_owned(),
             state,
@@ -164,9 +164,9 @@ impl State {
     }
 }
 
-// === impl Problem ===
+// === impl TestProblem ===
 
-impl Problem {
+impl TestProblem {
     fn read(warning: &Value) -> Option<Self> {
         if let Some(text) = warning.as_str() {
             return Some(Self {
@@ -192,8 +192,8 @@ impl Problem {
 mod tests {
     use super::*;
 
-    fn problem(code: Option<u32>, severity: Option<u32>, text: &str) -> Problem {
-        Problem {
+    fn problem(code: Option<u32>, severity: Option<u32>, text: &str) -> TestProblem {
+        TestProblem {
             code,
             severity,
             text: text.to_owned(),

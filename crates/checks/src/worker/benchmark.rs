@@ -9,7 +9,7 @@ use host::nccl::{Communicator, Nccl, Part, Reduction, UniqueId};
 
 use crate::numbers::{self, MOST_COMPARED, Numbers};
 
-use super::{Benchmark, Failure, Join, Measured};
+use super::{Benchmark, Join, Measured, WorkerFailure};
 
 /// Interval of polling work in progress.
 const LOOK: Duration = Duration::from_micros(200);
@@ -42,7 +42,7 @@ pub(super) fn all_reduce(
     nccl: &Nccl,
     join: &Join,
     benchmark: &Benchmark,
-) -> Result<Vec<Measured>, Failure> {
+) -> Result<Vec<Measured>, WorkerFailure> {
     let mut group = std::mem::ManuallyDrop::new(Group::join(cuda, nccl, join, benchmark)?);
     let numbers = Numbers::of(join.ranks);
     group.check_sums(numbers, benchmark)?;
@@ -61,7 +61,7 @@ pub(super) fn all_reduce(
 
 /// Waits until data written to a buffer has arrived. Writes use the device's default stream,
 /// which the benchmark's streams do not wait for; reading back orders behind them.
-pub(super) fn settle(buffer: &Buffer) -> Result<(), Failure> {
+pub(super) fn settle(buffer: &Buffer) -> Result<(), WorkerFailure> {
     Ok(buffer.read(&mut [0; 4])?)
 }
 
@@ -81,9 +81,9 @@ impl<'a> Group<'a> {
         nccl: &'a Nccl,
         join: &Join,
         benchmark: &Benchmark,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, WorkerFailure> {
         let id = id(&join.id)
-            .ok_or_else(|| Failure::Crashed("was given a group without a name".to_owned()))?;
+            .ok_or_else(|| WorkerFailure::Crashed("was given a group without a name".to_owned()))?;
         let devices = cuda.devices()?;
         let places: Vec<(&Device, u32)> = devices.iter().zip(join.first..).collect();
         let communicators = nccl.join(&id, join.ranks, &places)?;
@@ -109,7 +109,7 @@ impl<'a> Group<'a> {
     }
 
     /// Adds numbers with known sums, and compares the results.
-    fn check_sums(&mut self, numbers: Numbers, benchmark: &Benchmark) -> Result<(), Failure> {
+    fn check_sums(&mut self, numbers: Numbers, benchmark: &Benchmark) -> Result<(), WorkerFailure> {
         let largest = benchmark.sizes.iter().copied().max().unwrap_or_default();
         let count = usize::try_from(largest.min(MOST_COMPARED) / 4).unwrap_or_default();
         for member in &mut self.members {
@@ -122,13 +122,18 @@ impl<'a> Group<'a> {
         let mut found = vec![0; expected.len()];
         for member in &self.members {
             member.receive.read(&mut found)?;
-            numbers::compare(&expected, &found).map_err(Failure::of_gpu(&member.pci))?;
+            numbers::compare(&expected, &found).map_err(WorkerFailure::of_gpu(&member.pci))?;
         }
         Ok(())
     }
 
     /// Returns the time that `times` all-reduces take on the slowest device (seconds).
-    fn time(&mut self, bytes: u64, times: u32, benchmark: &Benchmark) -> Result<f64, Failure> {
+    fn time(
+        &mut self,
+        bytes: u64,
+        times: u32,
+        benchmark: &Benchmark,
+    ) -> Result<f64, WorkerFailure> {
         let count = usize::try_from(bytes / 4).unwrap_or(usize::MAX);
         for member in &mut self.members {
             member.send.fill(FILLING)?;
@@ -150,7 +155,7 @@ impl<'a> Group<'a> {
         Ok(slowest)
     }
 
-    fn begin(&mut self, count: usize, reduction: Reduction) -> Result<(), Failure> {
+    fn begin(&mut self, count: usize, reduction: Reduction) -> Result<(), WorkerFailure> {
         let parts = self.members.iter_mut().map(|member| Part {
             communicator: &member.communicator,
             send: &member.send,
@@ -162,7 +167,7 @@ impl<'a> Group<'a> {
     }
 
     /// Waits until all work is done, and fails as soon as some of it has failed.
-    fn finish(&self) -> Result<(), Failure> {
+    fn finish(&self) -> Result<(), WorkerFailure> {
         for member in &self.members {
             while !member.stream.is_done()? {
                 for one in &self.members {

@@ -8,10 +8,10 @@ use host::cuda::{Cuda, Device};
 use crate::numbers::{self, MOST_COMPARED, Numbers};
 
 use super::benchmark::settle;
-use super::{Benchmark, Failure, Measured};
+use super::{Benchmark, Measured, WorkerFailure};
 
 /// Measures copies within each device. Returns the time of the slowest device for each size.
-pub(super) fn copy(cuda: &Cuda, benchmark: &Benchmark) -> Result<Vec<Measured>, Failure> {
+pub(super) fn copy(cuda: &Cuda, benchmark: &Benchmark) -> Result<Vec<Measured>, WorkerFailure> {
     let mut slowest: Vec<Measured> = Vec::new();
     for device in cuda.devices()? {
         let measured = of_device(&device, benchmark)?;
@@ -26,7 +26,7 @@ pub(super) fn copy(cuda: &Cuda, benchmark: &Benchmark) -> Result<Vec<Measured>, 
     Ok(slowest)
 }
 
-fn of_device(device: &Device, benchmark: &Benchmark) -> Result<Vec<Measured>, Failure> {
+fn of_device(device: &Device, benchmark: &Benchmark) -> Result<Vec<Measured>, WorkerFailure> {
     let mut measured = Vec::new();
     for bytes in &benchmark.sizes {
         let room = usize::try_from(*bytes).unwrap_or(usize::MAX);
@@ -49,7 +49,7 @@ fn of_device(device: &Device, benchmark: &Benchmark) -> Result<Vec<Measured>, Fa
         stream.synchronize()?;
         let mut found = vec![0; written.len()];
         to.read(&mut found)?;
-        numbers::compare(&written, &found).map_err(Failure::of_gpu(&device.pci()?))?;
+        numbers::compare(&written, &found).map_err(WorkerFailure::of_gpu(&device.pci()?))?;
         measured.push(Measured {
             bytes: *bytes,
             seconds: f64::from(end.milliseconds_since(&begin)?)

@@ -12,7 +12,7 @@ use host::library::{LibraryOpenError, Listener, Places};
 use host::nccl::Nccl;
 use host::nvml::{self, Nvml};
 
-use super::{Failure, FromWorker, Libraries, Request, SeenGpu, benchmark, copy};
+use super::{FromWorker, Libraries, Request, SeenGpu, WorkerFailure, benchmark, copy};
 
 /// Sender of messages to the parent.
 #[derive(Clone)]
@@ -36,16 +36,16 @@ pub fn run() -> io::Result<()> {
     for line in asked {
         let answer = match serde_json::from_str(&line) {
             Ok(request) => answer(&request, &speaker).unwrap_or_else(FromWorker::Failed),
-            Err(error) => {
-                FromWorker::Failed(Failure::Crashed(format!("was asked {line:?}: {error}")))
-            }
+            Err(error) => FromWorker::Failed(WorkerFailure::Crashed(format!(
+                "was asked {line:?}: {error}"
+            ))),
         };
         speaker.send(&answer)?;
     }
     Ok(())
 }
 
-fn answer(request: &Request, speaker: &Speaker) -> Result<FromWorker, Failure> {
+fn answer(request: &Request, speaker: &Speaker) -> Result<FromWorker, WorkerFailure> {
     match request {
         Request::Gpus(libraries) => gpus(libraries, speaker).map(FromWorker::Gpus),
         Request::Devices(libraries) => {
@@ -75,16 +75,16 @@ fn answer(request: &Request, speaker: &Speaker) -> Result<FromWorker, Failure> {
 }
 
 /// Returns the GPUs that this container sees.
-fn gpus(libraries: &Libraries, speaker: &Speaker) -> Result<Vec<SeenGpu>, Failure> {
+fn gpus(libraries: &Libraries, speaker: &Speaker) -> Result<Vec<SeenGpu>, WorkerFailure> {
     let places = libraries.places(libraries.nvml.as_ref());
     let nvml = Nvml::open(&places, speaker.listener()).map_err(|error| match error {
-        nvml::NvmlOpenError::Library(error) => Failure::Library(error.to_string()),
-        error @ nvml::NvmlOpenError::NotUsable { .. } => Failure::Nvml(error.to_string()),
+        nvml::NvmlOpenError::Library(error) => WorkerFailure::Library(error.to_string()),
+        error @ nvml::NvmlOpenError::NotUsable { .. } => WorkerFailure::Nvml(error.to_string()),
     })?;
     let inventory = nvml.inventory();
-    let inventory = inventory.map_err(|error| Failure::Nvml(error.to_string()))?;
+    let inventory = inventory.map_err(|error| WorkerFailure::Nvml(error.to_string()))?;
     if let Some(unreadable) = inventory.unreadable.first() {
-        return Err(Failure::Nvml(format!(
+        return Err(WorkerFailure::Nvml(format!(
             "GPU {} of this container does not answer: {}",
             unreadable.index, unreadable.error
         )));
@@ -99,18 +99,18 @@ fn gpus(libraries: &Libraries, speaker: &Speaker) -> Result<Vec<SeenGpu>, Failur
     Ok(seen.collect())
 }
 
-fn cuda(libraries: &Libraries, speaker: &Speaker) -> Result<Cuda, Failure> {
+fn cuda(libraries: &Libraries, speaker: &Speaker) -> Result<Cuda, WorkerFailure> {
     let places = libraries.places(libraries.cuda.as_ref());
     Cuda::open(&places, speaker.listener()).map_err(|error| missing(&error))
 }
 
-fn nccl(libraries: &Libraries, speaker: &Speaker) -> Result<Nccl, Failure> {
+fn nccl(libraries: &Libraries, speaker: &Speaker) -> Result<Nccl, WorkerFailure> {
     let places = libraries.places(libraries.nccl.as_ref());
     Nccl::open(&places, speaker.listener()).map_err(|error| missing(&error))
 }
 
-fn missing(error: &LibraryOpenError) -> Failure {
-    Failure::Library(error.to_string())
+fn missing(error: &LibraryOpenError) -> WorkerFailure {
+    WorkerFailure::Library(error.to_string())
 }
 
 // === impl Libraries ===

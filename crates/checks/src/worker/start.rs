@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
-use super::{Failure, FromWorker, Request};
+use super::{FromWorker, Request, WorkerFailure};
 
 /// Time for a killed worker to end; one that hangs in the driver is left behind.
 const GONE: Duration = Duration::from_secs(2);
@@ -67,11 +67,11 @@ impl Launcher {
 // === impl Worker ===
 
 impl Worker {
-    pub(crate) fn start(launcher: &Launcher) -> Result<Self, Failure> {
+    pub(crate) fn start(launcher: &Launcher) -> Result<Self, WorkerFailure> {
         let started = Self::spawn(launcher);
         started.map_err(|error| {
             let program = launcher.program.display();
-            Failure::Crashed(format!("cannot be started as {program}: {error}"))
+            WorkerFailure::Crashed(format!("cannot be started as {program}: {error}"))
         })
     }
 
@@ -105,18 +105,18 @@ impl Worker {
         &mut self,
         request: &Request,
         until: Instant,
-    ) -> Result<FromWorker, Failure> {
+    ) -> Result<FromWorker, WorkerFailure> {
         let began = Instant::now();
         let mut line = serde_json::to_vec(request)
-            .map_err(|error| Failure::Crashed(format!("cannot be asked: {error}")))?;
+            .map_err(|error| WorkerFailure::Crashed(format!("cannot be asked: {error}")))?;
         line.push(b'\n');
         // If sending fails the worker is gone, which shows below.
         drop(self.socket.write_all(&line).await);
         match tokio::time::timeout_at(until, self.answer()).await {
             Ok(Some(FromWorker::Failed(failure))) => Err(failure),
             Ok(Some(answer)) => Ok(answer),
-            Ok(None) => Err(Failure::Crashed(self.end().await)),
-            Err(_) => Err(Failure::Late {
+            Ok(None) => Err(WorkerFailure::Crashed(self.end().await)),
+            Err(_) => Err(WorkerFailure::Late {
                 seconds: began.elapsed().as_secs(),
                 doing: self.while_doing(),
             }),
@@ -204,7 +204,7 @@ mod tests {
                 let request = Request::Gpus(Libraries::default());
                 let until = Instant::now() + Duration::from_secs(60);
                 let asked = worker.ask(&request, until).await;
-                assert!(matches!(asked, Err(Failure::Crashed(_))), "{asked:?}");
+                assert!(matches!(asked, Err(WorkerFailure::Crashed(_))), "{asked:?}");
             }
             let gone = is_gone(&file, || drop(worker));
             let gone = tokio::time::timeout(Duration::from_secs(60), gone).await;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use contract::{HealthEvent, RecommendedAction};
 use fakes::Scenario;
-use gpuwarden_checks::Check;
+use gpuwarden_checks::CheckName;
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::Network;
 use tokio::process::{Child, Command};
@@ -21,7 +21,7 @@ use super::support::{self, Container, wait_for};
 #[path = "allreduce/nccl.rs"]
 mod nccl;
 
-const ALLREDUCE: Check = Check::NcclAllreduce;
+const ALLREDUCE: CheckName = CheckName::NcclAllreduce;
 
 static GANGS: AtomicU8 = AtomicU8::new(1);
 /// Megabits per second of a host with a bad link: 0.0006 GB/s, which is below the threshold of

@@ -5,7 +5,7 @@ use contract::preflight::{CheckResult, ReportCheckRequest};
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
 use contract::{HealthEvent, HealthEvents};
 use fakes::Scenario;
-use gpuwarden_checks::Check;
+use gpuwarden_checks::CheckName;
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status};
 
@@ -23,7 +23,7 @@ fn container(gb_s: f64) -> Container {
 /// Returns the only counted check: its name, node, result and error, and whether it took time.
 async fn counted(
     container: &Container,
-    check: Check,
+    check: CheckName,
 ) -> (String, String, CheckResult, String, bool) {
     let ended = container.run(check).await;
     let counted = container.witness.checks();
@@ -39,7 +39,7 @@ async fn counted(
 
 #[tokio::test]
 async fn each_end_of_a_check_is_counted_once_with_its_cause() {
-    let (loopback, allreduce) = (Check::NcclLoopback, Check::NcclAllreduce);
+    let (loopback, allreduce) = (CheckName::NcclLoopback, CheckName::NcclAllreduce);
     let none = ("BW_THRESHOLD_GBPS", "150");
     for (check, gb_s, (name, value), node, result, error) in [
         (loopback, 400.0, none, "gpu-7", CheckResult::Passed, ""),
@@ -137,7 +137,7 @@ async fn nothing_is_said_of_a_connector_that_counts_no_checks() {
     // Nor does this connector remember passes.
     container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "1m");
     let output = container
-        .command(Check::NcclLoopback)
+        .command(CheckName::NcclLoopback)
         .output()
         .await
         .unwrap();
@@ -160,7 +160,7 @@ async fn a_connector_that_hangs_is_said_and_changes_no_exit_code() {
     container.set("PLATFORM_CONNECTOR_SOCKET", socket.to_str().unwrap());
     // Without a gang there are no events.
     let output = container
-        .command(Check::NcclAllreduce)
+        .command(CheckName::NcclAllreduce)
         .output()
         .await
         .unwrap();
@@ -176,7 +176,7 @@ async fn a_connector_that_hangs_is_said_and_changes_no_exit_code() {
 async fn a_check_that_has_passed_lately_for_the_same_gpus_is_left_out() {
     let mut container = container(400.0);
     container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "1m");
-    let loopback = Check::NcclLoopback;
+    let loopback = CheckName::NcclLoopback;
     let ended = container.run(loopback).await;
     assert_eq!((ended.code, ended.events.len()), (0, 1), "{ended:#?}");
     let uuid = |index| format!("GPU-fa4e0000-0000-4000-8000-{index:012x}");
@@ -219,7 +219,7 @@ async fn in_doubt_a_check_runs() {
     let mut container = container(400.0);
     container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "1m");
     for _ in 0..2 {
-        let ended = container.run(Check::NcclAllreduce).await;
+        let ended = container.run(CheckName::NcclAllreduce).await;
         assert!(
             ended.out.contains("this pod is in no gang"),
             "{}",
@@ -227,7 +227,7 @@ async fn in_doubt_a_check_runs() {
         );
     }
     container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "soon");
-    let ended = container.run(Check::NcclLoopback).await;
+    let ended = container.run(CheckName::NcclLoopback).await;
     assert_eq!(ended.code, 2, "{ended:#?}");
     assert!(
         ended
@@ -238,6 +238,6 @@ async fn in_doubt_a_check_runs() {
     );
     container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "1m");
     container.set("PLATFORM_CONNECTOR_SOCKET", "/nowhere/connector.sock");
-    let ended = container.run(Check::NcclLoopback).await;
+    let ended = container.run(CheckName::NcclLoopback).await;
     assert!(ended.out.contains("passed: 2 GPUs"), "{}", ended.out);
 }

@@ -7,12 +7,12 @@ use std::path::Path;
 
 use contract::RecommendedAction;
 use fakes::Scenario;
-use gpuwarden_checks::Check;
+use gpuwarden_checks::CheckName;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::support::{Container, wait_for};
 
-const DIAG: Check = Check::DcgmDiag;
+const DIAG: CheckName = CheckName::DcgmDiag;
 
 /// Difference between the host engine's numbers and those of the container: 0 there is 10 here.
 const OFFSET: u32 = 10;

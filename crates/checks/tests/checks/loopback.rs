@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use contract::{ProcessingStrategy, RecommendedAction};
 use fakes::{Behaviour, Scenario};
-use gpuwarden_checks::Check;
+use gpuwarden_checks::CheckName;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::support::{Container, wait_for};
 
-const LOOPBACK: Check = Check::NcclLoopback;
+const LOOPBACK: CheckName = CheckName::NcclLoopback;
 
 /// Returns a container with a small message size, so that a test is fast.
 fn container(scenario: &Scenario) -> Container {

@@ -11,7 +11,7 @@ use contract::HealthEvent;
 use fakes::Scenario;
 use gpuwarden_checks::environment::Environment;
 use gpuwarden_checks::witness::Witness;
-use gpuwarden_checks::{Check, Launcher};
+use gpuwarden_checks::{CheckName, Launcher};
 
 /// Variable set for a process of the test program that is to be a worker.
 const WORKER: &str = "GPUWARDEN_TEST_WORKER";
@@ -44,8 +44,8 @@ fn check_process() {
     }
 }
 
-pub(super) fn check(name: &str) -> Check {
-    let mut all = Check::ALL.into_iter();
+pub(super) fn check(name: &str) -> CheckName {
+    let mut all = CheckName::ALL.into_iter();
     all.find(|check| check.name() == name).unwrap()
 }
 
@@ -61,7 +61,7 @@ pub(super) fn launcher() -> Launcher {
 
 /// Returns the invocation of the test program as a check: a variable, the program, its
 /// arguments.
-pub(super) fn as_check(check: Check) -> (OsString, OsString, Vec<OsString>) {
+pub(super) fn as_check(check: CheckName) -> (OsString, OsString, Vec<OsString>) {
     let variable = format!("{CHECK}={}", check.name());
     let program = env::current_exe().unwrap();
     (variable.into(), program.into(), door("check_process"))
@@ -127,7 +127,7 @@ impl Container {
     }
 
     /// Runs a check to its end.
-    pub(super) async fn run(&self, check: Check) -> Ended {
+    pub(super) async fn run(&self, check: CheckName) -> Ended {
         let environment: Environment = self.variables.clone().into_iter().collect();
         let mut out = Vec::new();
         let before = self.witness.events().len();
@@ -141,7 +141,7 @@ impl Container {
     }
 
     /// Returns the command of a check as a separate process, with the variables.
-    pub(super) fn command(&self, check: Check) -> tokio::process::Command {
+    pub(super) fn command(&self, check: CheckName) -> tokio::process::Command {
         let mut command = tokio::process::Command::new(env::current_exe().unwrap());
         command
             .args(door("check_process"))

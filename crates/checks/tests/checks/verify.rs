@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fakes::Scenario;
-use gpuwarden_checks::Check;
+use gpuwarden_checks::CheckName;
 use gpuwarden_checks::verify::{VerifySettings, verify};
 
 use super::support::{self, Container};
@@ -18,7 +18,7 @@ async fn verified(settings: &VerifySettings) -> (u8, String) {
 }
 
 /// Returns a check of gpuwarden in a container, as a command.
-fn own(container: &Container, check: Check) -> VerifySettings {
+fn own(container: &Container, check: CheckName) -> VerifySettings {
     let mut arguments: Vec<OsString> = Vec::new();
     for (name, value) in &container.variables {
         arguments.push(format!("{name}={value}").into());
@@ -57,7 +57,7 @@ async fn our_own_checks_keep_the_contract_whether_they_pass_or_fail() {
         scenario.nccl.bandwidth_gb_s = gb_s;
         let mut container = Container::new(&scenario);
         container.set("TEST_SIZE_MB", "1");
-        let (code, out) = verified(&own(&container, Check::NcclLoopback)).await;
+        let (code, out) = verified(&own(&container, CheckName::NcclLoopback)).await;
         assert_eq!(code, 0, "{out}");
         assert!(
             out.contains(&format!("ok      EXECUTE_REMEDIATION: {word}")),

@@ -36,11 +36,11 @@ pub(crate) struct DevicesArgs {
 #[derive(Args, Debug)]
 pub(crate) struct CheckArgs {
     #[command(subcommand)]
-    pub what: Check,
+    pub what: CheckCommand,
 }
 
 #[derive(Subcommand, Debug)]
-pub(crate) enum Check {
+pub(crate) enum CheckCommand {
     /// Check that the GPUs of this node are fit for a job: exit 0 when they are, 1 when they are not.
     /// The answer is immediate, from gpuwarden's own state, for prologs and scripts. An unknown state
     /// is a warning, and fit.

@@ -13,7 +13,7 @@ use devices::gate::Fitness;
 use runtime::logging::{self, LogFormat};
 use serde::Serialize;
 
-use crate::args::{Check, DeviceApiArgs, OutputArgs};
+use crate::args::{CheckCommand, DeviceApiArgs, OutputArgs};
 use crate::output::{self, say};
 use crate::{client, exit_code};
 
@@ -35,22 +35,22 @@ struct NodeView {
     blind: Option<String>,
 }
 
-pub(super) async fn execute(what: Check) -> anyhow::Result<u8> {
+pub(super) async fn execute(what: CheckCommand) -> anyhow::Result<u8> {
     match what {
-        Check::Node {
+        CheckCommand::Node {
             strict,
             api,
             output,
         } => node(strict, api, output).await,
-        Check::DcgmDiag => preflight(checks::Check::DcgmDiag).await,
-        Check::NcclAllreduce => preflight(checks::Check::NcclAllreduce).await,
-        Check::Verify { timeout, command } => verify(timeout, command).await,
-        Check::NcclLoopback => preflight(checks::Check::NcclLoopback).await,
+        CheckCommand::DcgmDiag => preflight(checks::CheckName::DcgmDiag).await,
+        CheckCommand::NcclAllreduce => preflight(checks::CheckName::NcclAllreduce).await,
+        CheckCommand::Verify { timeout, command } => verify(timeout, command).await,
+        CheckCommand::NcclLoopback => preflight(checks::CheckName::NcclLoopback).await,
     }
 }
 
 /// Runs a check of the GPUs of this container, which logs to standard error.
-async fn preflight(check: checks::Check) -> anyhow::Result<u8> {
+async fn preflight(check: checks::CheckName) -> anyhow::Result<u8> {
     let environment = Environment::of_process();
     let filter = environment.first(&["GPUWARDEN_LOG"]);
     logging::start(

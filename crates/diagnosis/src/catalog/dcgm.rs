@@ -4,7 +4,7 @@
 use contract::RecommendedAction;
 
 use super::rows::{self, Changed, Confidence, Table, Text};
-use super::{Catalog, Verdict};
+use super::{Catalog, LineVerdict};
 
 /// Row of a DCGM error code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,13 +69,13 @@ impl Catalog {
 
     /// Returns the verdict about a DCGM code by name or alias. As with XIDs, a code without a
     /// row is shown and stored, with action unknown, and stops nothing.
-    pub fn judge_dcgm(&self, name: &str) -> Verdict {
+    pub fn judge_dcgm(&self, name: &str) -> LineVerdict {
         let Some(row) = self.dcgm_named(name) else {
             let meaning = "Code of DCGM without a row in the catalogue".into();
-            return Verdict::of((false, RecommendedAction::Unknown), &meaning, None);
+            return LineVerdict::of((false, RecommendedAction::Unknown), &meaning, None);
         };
         let verdict = (row.fatal, row.action);
-        Verdict::of(verdict, &row.meaning, row.changed.as_ref())
+        LineVerdict::of(verdict, &row.meaning, row.changed.as_ref())
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use contract::RecommendedAction;
 
-use super::{Catalog, Verdict};
+use super::{Catalog, LineVerdict};
 
 /// DCGM codes that report the actions, indexed by NVML's numbers
 /// (`nvmlDeviceGpuRecoveryAction_t`). DCGM 4.6 has none for the actions of newer drivers, from
@@ -54,28 +54,28 @@ pub fn recovery_codes() -> impl Iterator<Item = &'static str> {
 impl Catalog {
     /// Returns the verdict about the text of an XID 154; `of_row` is the verdict of its row.
     /// The row of the action's code decides; a text that cannot be parsed needs a person.
-    pub(super) fn judge_advice(&self, text: &str, of_row: &Verdict) -> Verdict {
+    pub(super) fn judge_advice(&self, text: &str, of_row: &LineVerdict) -> LineVerdict {
         let number = changed_to(text).map(|(number, name)| number_of(number, name));
-        let verdict = |fatal, action| Verdict {
+        let verdict = |fatal, action| LineVerdict {
             fatal,
             action,
             ..of_row.clone()
         };
         match number.map_or(Some(UNKNOWN), recovery_code) {
             // The driver withdraws its request.
-            None => Verdict {
+            None => LineVerdict {
                 healthy: true,
                 ..verdict(false, RecommendedAction::None)
             },
             // The line is about a domain of machines, not about this GPU, and does not show
             // whether a pod uses the domain. NVML's reading of the domain decides.
-            Some(_) if number == Some(IMEX) => Verdict {
+            Some(_) if number == Some(IMEX) => LineVerdict {
                 basis: Some("it is about the IMEX domain and not about this GPU".into()),
                 ..verdict(false, RecommendedAction::None)
             },
             Some(code) => {
                 let of_code = self.judge_dcgm(code);
-                Verdict {
+                LineVerdict {
                     basis: of_code.basis,
                     ..verdict(of_code.fatal, of_code.action)
                 }

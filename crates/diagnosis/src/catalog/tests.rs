@@ -79,7 +79,7 @@ fn every_row_says_what_it_means_and_where_that_comes_from() {
 #[test]
 fn no_verdict_is_fatal_and_asks_for_nothing() {
     let catalog = Catalog::builtin();
-    let mut verdicts: Vec<Verdict> = Vec::new();
+    let mut verdicts: Vec<LineVerdict> = Vec::new();
     for code in (0..=200).filter(|code| *code != 154) {
         verdicts.push(catalog.judge_xid(code, ""));
         for severity in [
@@ -100,7 +100,7 @@ fn no_verdict_is_fatal_and_asks_for_nothing() {
     }
     verdicts.push(catalog.judge_sxid(99_999, Some(true)));
     for row in catalog.nvlink5() {
-        verdicts.push(Verdict::of(
+        verdicts.push(LineVerdict::of(
             (row.fatal, row.action),
             &row.meaning,
             Option::None,

@@ -20,10 +20,10 @@ use self::dump::Dumps;
 use self::fall::{Begun, Fall};
 use super::machine::cut_domain;
 use super::{
-    Cancelled, Fallen, Finding, Kind, LogLine, MAX_NICS, Machine, NicLine, Reset, SxidLine,
+    Cancelled, Fallen, Finding, FindingKind, LogLine, MAX_NICS, Machine, NicLine, Reset, SxidLine,
     XidLine, decode,
 };
-use crate::catalog::{Catalog, Filter, Text, Verdict};
+use crate::catalog::{Catalog, Filter, LineVerdict, Text};
 use crate::subject::normalise_pci;
 
 /// Time after an XID about a GPU's fall off the bus during which a "fallen off the bus" line of
@@ -163,7 +163,7 @@ impl KernelLogDecoder {
             .filter_map(|finding| finding.pci.clone())
             .collect();
         found.retain(|finding| {
-            !matches!(finding.kind, Kind::FallenOffBus { .. })
+            !matches!(finding.kind, FindingKind::FallenOffBus { .. })
                 || !fell_with_xid
                     .iter()
                     .any(|pci| finding.pci.as_ref() == Some(pci))
@@ -176,7 +176,7 @@ impl KernelLogDecoder {
     fn remember_falls(&mut self, found: &[Finding]) {
         let falls = found
             .iter()
-            .filter(|finding| matches!(finding.kind, Kind::FallenOffBus { .. }));
+            .filter(|finding| matches!(finding.kind, FindingKind::FallenOffBus { .. }));
         for pci in falls.filter_map(|finding| finding.pci.clone()) {
             self.reported_falls.retain(|reported| *reported != pci);
             if self.reported_falls.len() >= REMEMBERED {
@@ -243,7 +243,7 @@ impl KernelLogDecoder {
                 .judge_unread_nvlink5(xid.code, xid.nvlink5_severity()),
             None => self.catalog.judge_xid(xid.code, xid.message),
         };
-        let kind = Kind::Xid {
+        let kind = FindingKind::Xid {
             code: xid.code,
             unit: report.map(|report| report.unit.to_owned()),
         };
@@ -291,7 +291,7 @@ impl KernelLogDecoder {
     }
 
     fn sxid(&self, sxid: &SxidLine<'_>) -> Finding {
-        let kind = Kind::Sxid {
+        let kind = FindingKind::Sxid {
             code: sxid.code,
             switch: sxid.switch,
         };
@@ -325,7 +325,7 @@ impl KernelLogDecoder {
         let Fall {
             pci, pci_id, lines, ..
         } = fall;
-        let kind = Kind::FallenOffBus { pci_id };
+        let kind = FindingKind::FallenOffBus { pci_id };
         let mut finding = self.finding(
             kind,
             fatal(
@@ -357,7 +357,7 @@ impl KernelLogDecoder {
             RecommendedAction::ComponentReset,
             "The driver cannot start the GPU",
         );
-        let mut finding = self.finding(Kind::InitFailed, verdict);
+        let mut finding = self.finding(FindingKind::InitFailed, verdict);
         finding.gpu_uuid = self.uuid_at(&pci);
         finding.pci = Some(pci);
         Some(finding)
@@ -366,8 +366,8 @@ impl KernelLogDecoder {
     fn reset(&mut self, reset: Reset<'_>) -> Finding {
         let verdict = if reset.succeeded {
             let meaning = "The GPU was reset".into();
-            let verdict = Verdict::of((false, RecommendedAction::None), &meaning, None);
-            Verdict {
+            let verdict = LineVerdict::of((false, RecommendedAction::None), &meaning, None);
+            LineVerdict {
                 healthy: true,
                 ..verdict
             }
@@ -377,7 +377,7 @@ impl KernelLogDecoder {
                 "The reset of the GPU failed; the machine is restarted instead",
             )
         };
-        let mut finding = self.finding(Kind::Reset, verdict);
+        let mut finding = self.finding(FindingKind::Reset, verdict);
         let gpu = self
             .machine
             .as_ref()
@@ -409,7 +409,7 @@ impl KernelLogDecoder {
         let pci = line.pci.map(str::to_ascii_lowercase);
         let printed = pci.clone().or(line.device.map(str::to_owned));
         let device = printed.map(|printed| self.nics.get(&printed).cloned().unwrap_or(printed));
-        let kind = Kind::Nic {
+        let kind = FindingKind::Nic {
             pattern: row.name.to_string(),
             device,
         };
@@ -419,7 +419,7 @@ impl KernelLogDecoder {
         Some(finding)
     }
 
-    fn finding(&self, kind: Kind, verdict: Verdict) -> Finding {
+    fn finding(&self, kind: FindingKind, verdict: LineVerdict) -> Finding {
         let chassis = self.machine.as_ref().and_then(Machine::chassis_serial);
         Finding {
             kind,
@@ -460,7 +460,7 @@ impl Finding {
     /// Returns true for an XID that makes a "fallen off the bus" line of the same GPU
     /// redundant: 79, or one that takes the machine out of service at least as long.
     fn tells_of_a_fall(&self) -> bool {
-        let Kind::Xid { code, .. } = self.kind else {
+        let FindingKind::Xid { code, .. } = self.kind else {
             return false;
         };
         let as_grave = matches!(
@@ -497,8 +497,8 @@ fn parts(xid: &XidLine<'_>) -> Vec<(&'static str, String)> {
     }
 }
 
-fn fatal(action: RecommendedAction, meaning: &'static str) -> Verdict {
-    Verdict::of((true, action), &Text::Borrowed(meaning), None)
+fn fatal(action: RecommendedAction, meaning: &'static str) -> LineVerdict {
+    LineVerdict::of((true, action), &Text::Borrowed(meaning), None)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::catalog::Text;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Check of the finding, with the check's own details.
-    pub kind: Kind,
+    pub kind: FindingKind,
     /// True if the line ends faults instead of reporting one.
     pub healthy: bool,
     /// PCI address. For a GPU in the form of [`normalise_pci`](crate::subject::normalise_pci),
@@ -59,7 +59,7 @@ pub struct Cancelled {
 
 /// Check of a finding, with the check's own details.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FindingKind {
     /// An XID line, from the driver of a GPU.
     Xid {
         /// XID code, the number in the line.
@@ -99,18 +99,18 @@ impl Finding {
     /// Returns the check name on the wire.
     pub fn check(&self) -> &'static str {
         match self.kind {
-            Kind::Xid { .. } | Kind::Reset => keys::CHECK_XID,
-            Kind::Sxid { .. } => keys::CHECK_SXID,
-            Kind::FallenOffBus { .. } => keys::CHECK_GPU_FALLEN_OFF,
-            Kind::InitFailed => keys::CHECK_GPU_INIT,
-            Kind::Nic { .. } => keys::CHECK_NIC_DRIVER,
+            FindingKind::Xid { .. } | FindingKind::Reset => keys::CHECK_XID,
+            FindingKind::Sxid { .. } => keys::CHECK_SXID,
+            FindingKind::FallenOffBus { .. } => keys::CHECK_GPU_FALLEN_OFF,
+            FindingKind::InitFailed => keys::CHECK_GPU_INIT,
+            FindingKind::Nic { .. } => keys::CHECK_NIC_DRIVER,
         }
     }
 
     /// Returns the component class on the wire.
     pub fn component(&self) -> &'static str {
         match self.kind {
-            Kind::Nic { .. } => keys::COMPONENT_NIC,
+            FindingKind::Nic { .. } => keys::COMPONENT_NIC,
             _ => keys::COMPONENT_GPU,
         }
     }
@@ -119,17 +119,19 @@ impl Finding {
     /// successful reset ends.
     pub fn code(&self) -> Option<String> {
         match &self.kind {
-            Kind::Xid { code, unit: None } | Kind::Sxid { code, .. } => Some(code.to_string()),
+            FindingKind::Xid { code, unit: None } | FindingKind::Sxid { code, .. } => {
+                Some(code.to_string())
+            }
             // NVSentinel's form; a blank would end the code in its node conditions.
-            Kind::Xid {
+            FindingKind::Xid {
                 code,
                 unit: Some(unit),
             } => Some(format!("{code}.{}", unit.replace(' ', "_"))),
-            Kind::FallenOffBus { .. } => Some(keys::CODE_GPU_FALLEN_OFF.to_owned()),
-            Kind::InitFailed => Some(keys::CODE_GPU_INIT_FAILED.to_owned()),
-            Kind::Reset if self.healthy => None,
-            Kind::Reset => Some(keys::CODE_GPU_RESET_FAILURE.to_owned()),
-            Kind::Nic { pattern, .. } => Some(pattern.clone()),
+            FindingKind::FallenOffBus { .. } => Some(keys::CODE_GPU_FALLEN_OFF.to_owned()),
+            FindingKind::InitFailed => Some(keys::CODE_GPU_INIT_FAILED.to_owned()),
+            FindingKind::Reset if self.healthy => None,
+            FindingKind::Reset => Some(keys::CODE_GPU_RESET_FAILURE.to_owned()),
+            FindingKind::Nic { pattern, .. } => Some(pattern.clone()),
         }
     }
 
@@ -147,18 +149,18 @@ impl Finding {
                 entity_value: value,
             }));
         };
-        if let Kind::Nic { device, .. } = &self.kind {
+        if let FindingKind::Nic { device, .. } = &self.kind {
             add(keys::ENTITY_NIC, device.clone());
             return entities;
         }
-        if let Kind::Sxid { switch, .. } = self.kind {
+        if let FindingKind::Sxid { switch, .. } = self.kind {
             add(
                 keys::ENTITY_NVSWITCH,
                 switch.map(|switch| switch.to_string()),
             );
         }
         add(keys::ENTITY_PCI, self.pci.clone());
-        if let Kind::Sxid { .. } = self.kind {
+        if let FindingKind::Sxid { .. } = self.kind {
             for (kind, value) in &self.parts {
                 add(kind, Some(value.clone()));
             }
@@ -170,7 +172,7 @@ impl Finding {
             return entities;
         }
         add(keys::ENTITY_GPU_UUID, self.gpu_uuid.clone());
-        if let Kind::FallenOffBus { pci_id } = &self.kind {
+        if let FindingKind::FallenOffBus { pci_id } = &self.kind {
             add(keys::ENTITY_PCI_ID, pci_id.clone());
         }
         for (kind, value) in &self.parts {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use contract::{HealthEvent, RecommendedAction, effective_action_name};
 use jiff::{SignedDuration, Timestamp};
 use model::attempt::VALIDATION_GROUP;
-use model::attempt::{Attempt, Outcome, RemediationMark};
+use model::attempt::{Attempt, AttemptOutcome, RemediationMark};
 
 use super::awaiting::Wait;
 use super::{Action, RemediationConfig, RemediationInput, TRIES, later};
@@ -156,8 +156,8 @@ impl Need<'_> {
         };
         match end.outcome {
             // The fault is newer than the attempt.
-            Outcome::Succeeded if self.first_seen > end.at => After::Again,
-            Outcome::Succeeded => {
+            AttemptOutcome::Succeeded if self.first_seen > end.at => After::Again,
+            AttemptOutcome::Succeeded => {
                 let until = later(end.at, config.recovery);
                 if now < until {
                     let why = format!("the recovery of its faults after {}", last.title());
@@ -166,12 +166,12 @@ impl Need<'_> {
                     After::Next
                 }
             }
-            Outcome::FailedForNow => {
+            AttemptOutcome::FailedForNow => {
                 let mut tries = mark.attempts.iter().rev();
                 let failed = (tries.by_ref().filter(|one| one.group == last.group))
                     .take_while(|one| {
                         let end = one.end.as_ref();
-                        end.is_some_and(|end| end.outcome == Outcome::FailedForNow)
+                        end.is_some_and(|end| end.outcome == AttemptOutcome::FailedForNow)
                     })
                     .count();
                 if failed >= TRIES {
@@ -186,8 +186,8 @@ impl Need<'_> {
                     After::Again
                 }
             }
-            Outcome::Failed => After::Next,
-            Outcome::Unclear => After::Person(last.ending()),
+            AttemptOutcome::Failed => After::Next,
+            AttemptOutcome::Unclear => After::Person(last.ending()),
         }
     }
 }

@@ -1,5 +1,5 @@
 use contract::Entity;
-use model::attempt::{Outcome, ResourceKind};
+use model::attempt::{AttemptOutcome, ResourceKind};
 use policy::assess::CountedEvent;
 use serde_json::json;
 
@@ -134,7 +134,7 @@ impl Node {
     }
 
     /// Ends the attempt with this outcome.
-    fn end(&mut self, outcome: Outcome, events: &[CountedEvent]) -> Decision {
+    fn end(&mut self, outcome: AttemptOutcome, events: &[CountedEvent]) -> Decision {
         if let ResourceObservation::There(state) = &mut self.seen {
             state.end = Some((outcome, "so".into()));
         }
@@ -156,7 +156,7 @@ fn each_gpu_of_an_event_is_reset_by_itself() {
         awaits(&node.decide(&events)),
         "the end of GPUReset maintenance-n1-e1"
     );
-    let decision = node.end(Outcome::Succeeded, &events);
+    let decision = node.end(AttemptOutcome::Succeeded, &events);
     let attempts = decision.mark.unwrap().attempts;
     let groups: Vec<&str> = attempts.iter().map(|one| one.group.as_str()).collect();
     assert_eq!(groups, ["reset-GPU-0", "reset-GPU-1"]);
@@ -166,7 +166,7 @@ fn each_gpu_of_an_event_is_reset_by_itself() {
 
 #[test]
 fn a_reset_that_does_not_help_is_followed_by_a_reboot_and_then_a_person() {
-    for outcome in [Outcome::Failed, Outcome::Succeeded] {
+    for outcome in [AttemptOutcome::Failed, AttemptOutcome::Succeeded] {
         let mut node = Node::new();
         let events = [event("e1", 2, &["GPU-0"], at(-1))];
         node.begin(&events);
@@ -178,7 +178,7 @@ fn a_reset_that_does_not_help_is_followed_by_a_reboot_and_then_a_person() {
             (open.group.as_str(), open.resource.kind.as_str()),
             ("restart", "RebootNode")
         );
-        node.end(Outcome::Succeeded, &events);
+        node.end(AttemptOutcome::Succeeded, &events);
         node.now = at(40);
         let decision = node.decide(&events);
         assert_eq!(
@@ -195,7 +195,7 @@ fn a_node_of_which_some_pods_stay_is_not_rebooted() {
     node.partial = true;
     let events = [event("e1", 2, &["GPU-0"], at(-1))];
     node.begin(&events);
-    let decision = node.end(Outcome::Failed, &events);
+    let decision = node.end(AttemptOutcome::Failed, &events);
     assert!(decision.whole_node);
     assert_eq!(awaits(&decision), "all of its pods to leave");
     let mark = decision.mark.unwrap();
@@ -223,7 +223,7 @@ fn a_group_that_supersedes_another_covers_it() {
         event("e2", 24, &[], at(-1)),
     ];
     assert_eq!(node.begin(&events), "maintenance-n1-e2");
-    node.end(Outcome::Succeeded, &events);
+    node.end(AttemptOutcome::Succeeded, &events);
     // The fault of the attempt is over; the other has to recover, too, within its time.
     let decision = node.decide(&events[..1]);
     assert!(
@@ -240,7 +240,7 @@ fn a_group_that_supersedes_another_covers_it() {
 fn a_failed_attempt_of_a_group_that_supersedes_another_does_not_cover_it() {
     let mut node = Node::new();
     node.begin(&[event("e1", 24, &[], at(-2))]);
-    node.end(Outcome::Failed, &[event("e1", 24, &[], at(-2))]);
+    node.end(AttemptOutcome::Failed, &[event("e1", 24, &[], at(-2))]);
     // The reboot was not done: a GPU that asks for its reset gets it.
     assert_eq!(
         node.begin(&[event("e2", 2, &["GPU-0"], at(-1))]),
@@ -270,7 +270,7 @@ action = "VALIDATE"
     node.config = RemediationConfig::parse(&text, "t", |_| Err(String::new())).unwrap();
     let reboot = [event("e1", 24, &[], at(-1))];
     node.begin(&reboot);
-    node.end(Outcome::Succeeded, &reboot);
+    node.end(AttemptOutcome::Succeeded, &reboot);
     let mut validation = event("e2", 27, &[], at(1));
     validation.event.custom_recommended_action = "VALIDATE".into();
     node.now = at(2);
@@ -279,7 +279,7 @@ action = "VALIDATE"
     assert_eq!(open.resource.kind, "Job");
     // Another attempt would be one too many.
     let again = [event("e3", 24, &[], at(3))];
-    node.end(Outcome::Succeeded, &again);
+    node.end(AttemptOutcome::Succeeded, &again);
     assert_eq!(
         awaits(&node.decide(&again)),
         "a person: 1 repairs were tried within 168 hours, the most allowed"
@@ -298,7 +298,7 @@ fn an_action_of_ones_own_is_known_by_its_name() {
         ("Ticket", "ticket")
     );
     // The action is in no escalation: if it does not help, a person is asked.
-    let decision = node.end(Outcome::Failed, &[custom]);
+    let decision = node.end(AttemptOutcome::Failed, &[custom]);
     assert_eq!(decision.mark.unwrap().state(), Some("remediation-failed"));
     // An action that is not configured is unsupported.
     let mut custom = event("e1", 27, &[], at(-1));
@@ -312,7 +312,7 @@ fn nothing_is_done_twice_of_which_nobody_knows_how_it_went() {
     let mut node = Node::new();
     let events = [event("e1", 2, &["GPU-0"], at(-1))];
     node.begin(&events);
-    let decision = node.end(Outcome::Unclear, &events);
+    let decision = node.end(AttemptOutcome::Unclear, &events);
     // Nothing stronger either: the attempt may still be going on.
     assert!(awaits(&decision).starts_with("a person: GPUReset maintenance-n1-e1 has ended"));
     node.now = at(10_000);
@@ -341,36 +341,36 @@ fn what_a_status_says_is_read_as_its_maker_means_it() {
         (
             json!({"conditions": [condition("NodeReady", "True", "Succeeded")]}),
             "NodeReady",
-            Some(Outcome::Succeeded),
+            Some(AttemptOutcome::Succeeded),
         ),
         (
             json!({"conditions": [condition("NodeReady", "False", "Failed")]}),
             "NodeReady",
-            Some(Outcome::Failed),
+            Some(AttemptOutcome::Failed),
         ),
         // The node may have been rebooted all the same.
         (
             json!({"conditions": [condition("NodeReady", "False", "Timeout")]}),
             "NodeReady",
-            Some(Outcome::Unclear),
+            Some(AttemptOutcome::Unclear),
         ),
         // The signal was not sent, and the condition stays open for ever.
         (
             json!({"completionTime": ended, "conditions": [
                 condition("NodeReady", "Unknown", "Initializing"), condition("SignalSent", "False", "Failed")]}),
             "NodeReady",
-            Some(Outcome::Failed),
+            Some(AttemptOutcome::Failed),
         ),
         // A reset that has failed is complete, too.
         (
             json!({"phase": "Failed", "conditions": [condition("Complete", "True", "ResetJobFailed")]}),
             "Complete",
-            Some(Outcome::Failed),
+            Some(AttemptOutcome::Failed),
         ),
         (
             json!({"phase": "Succeeded", "conditions": [condition("Complete", "True", "GPUResetSucceeded")]}),
             "Complete",
-            Some(Outcome::Succeeded),
+            Some(AttemptOutcome::Succeeded),
         ),
         // Statuses of a ValidationRequest.
         (
@@ -381,17 +381,17 @@ fn what_a_status_says_is_read_as_its_maker_means_it() {
         (
             json!({"phase": "Succeeded", "completionTime": ended}),
             "Succeeded",
-            Some(Outcome::Succeeded),
+            Some(AttemptOutcome::Succeeded),
         ),
         (
             json!({"phase": "Succeeded", "completionTime": ended, "skipped": {"tests": ["a"]}}),
             "Succeeded",
-            Some(Outcome::Unclear),
+            Some(AttemptOutcome::Unclear),
         ),
         (
             json!({"phase": "Failed", "completionTime": ended}),
             "Succeeded",
-            Some(Outcome::Failed),
+            Some(AttemptOutcome::Failed),
         ),
         // A node that an external system puts aside has not failed.
         (
@@ -402,22 +402,22 @@ fn what_a_status_says_is_read_as_its_maker_means_it() {
         (
             json!({"conditions": [condition("ExternalRemediationComplete", "True", "Done")]}),
             "ExternalRemediationComplete",
-            Some(Outcome::Succeeded),
+            Some(AttemptOutcome::Succeeded),
         ),
         (
             json!({"conditions": [condition("NodeReady", "False", "Failed"), condition("AttemptComplete", "True", "TransientFailure")]}),
             "NodeReady",
-            Some(Outcome::FailedForNow),
+            Some(AttemptOutcome::FailedForNow),
         ),
         (
             json!({"conditions": [condition("AttemptComplete", "True", "PermanentFailure")]}),
             "NodeReady",
-            Some(Outcome::Failed),
+            Some(AttemptOutcome::Failed),
         ),
         (
             json!({"conditions": [condition("AttemptComplete", "True", "Cancelled")]}),
             "NodeReady",
-            Some(Outcome::Unclear),
+            Some(AttemptOutcome::Unclear),
         ),
         (
             json!({"conditions": [condition("AttemptComplete", "False", "Pending")]}),

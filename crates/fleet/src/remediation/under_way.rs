@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use contract::effective_action_name;
 use jiff::{SignedDuration, Timestamp};
-use model::attempt::{Attempt, AttemptEnd, DIAGNOSTICS_GROUP, Outcome, RemediationMark};
+use model::attempt::{Attempt, AttemptEnd, AttemptOutcome, DIAGNOSTICS_GROUP, RemediationMark};
 
 use super::awaiting::{Awaiting, Wait};
 use super::{OpenFault, RemediationInput, ResourceObservation, later};
@@ -105,18 +105,18 @@ fn attempt_state(open: &Attempt, input: &RemediationInput<'_>) -> AttemptState {
             // The resource is from an earlier session, or was let go of during its creation.
             ResourceObservation::There(state) if state.attempt.is_some() => AttemptState::Taken,
             ResourceObservation::There(_) => ended(
-                Outcome::Failed,
+                AttemptOutcome::Failed,
                 "a custom resource of this name is there, and not ours",
             ),
-            ResourceObservation::Refused(why) => ended(Outcome::Failed, why),
-            ResourceObservation::Gone => ended(Outcome::Unclear, GONE),
+            ResourceObservation::Refused(why) => ended(AttemptOutcome::Failed, why),
+            ResourceObservation::Gone => ended(AttemptOutcome::Unclear, GONE),
             ResourceObservation::Absent if !is_wanted(open, input) => AttemptState::Dropped,
             ResourceObservation::Unknown | ResourceObservation::Absent => {
                 let by = later(open.since, MADE_WITHIN);
                 let title = open.title();
                 match open.group.as_str() {
                     _ if now < by => AttemptState::UnderWay { made: None, by },
-                    DIAGNOSTICS_GROUP => ended(Outcome::Failed, "it cannot be made"),
+                    DIAGNOSTICS_GROUP => ended(AttemptOutcome::Failed, "it cannot be made"),
                     _ if is_searched_for(open, input) => {
                         AttemptState::Late(format!("it cannot be seen whether {title} was made"))
                     }
@@ -134,11 +134,11 @@ fn attempt_state(open: &Attempt, input: &RemediationInput<'_>) -> AttemptState {
         AttemptState::Late(format!("{} {late}", open.title()))
     };
     match input.resource {
-        ResourceObservation::Gone => ended(Outcome::Unclear, GONE),
+        ResourceObservation::Gone => ended(AttemptOutcome::Unclear, GONE),
         ResourceObservation::There(state) => match &state.end {
             Some((outcome, why)) => ended(*outcome, why),
             None if now >= by && open.group == DIAGNOSTICS_GROUP => {
-                ended(Outcome::Failed, "it was not done in time")
+                ended(AttemptOutcome::Failed, "it was not done in time")
             }
             None => goes("does not end"),
         },

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::change::Draft;
 use super::dismissal::{before_unlisted, newest_listed};
-use super::uncordon::Verdict;
+use super::uncordon::UndoneVerdict;
 use super::{
     DEADLINE, Intent, JournalNote, Marks, Observed, Patch, Phase, Session, SessionEffect,
     SessionStep, change, returns,
@@ -74,8 +74,10 @@ pub fn step(
             // The marks of a drain and of a remediation have times of their own.
             let own_since = own.since.filter(|_| stands_since.is_some());
             let own = own.in_phase(own_since.unwrap_or(step.session.since), None);
-            let puts_back = matches!(verdict, Verdict::PutBack(_));
-            if let Verdict::PutBack(Some(text)) | Verdict::LeftUndone(_, Some(text)) = verdict {
+            let puts_back = matches!(verdict, UndoneVerdict::PutBack(_));
+            if let UndoneVerdict::PutBack(Some(text)) | UndoneVerdict::LeftUndone(_, Some(text)) =
+                verdict
+            {
                 let note = JournalNote::new(EntryKind::Attention, text.clone());
                 step.effects
                     .extend([SessionEffect::Journal(note), SessionEffect::EmitEvent(text)]);
@@ -113,7 +115,7 @@ fn ended_by_hand(
     node: &NodeView,
     own: &Ownership,
     desired: &Desired,
-    verdict: &Verdict,
+    verdict: &UndoneVerdict,
     now: Timestamp,
 ) -> Option<EndByHand> {
     let newest = newest_listed(own, desired);
@@ -135,7 +137,7 @@ fn ended_by_hand(
             why: own.with_cordon_before(node, &format!("released by {by}: {reason}{future}")),
         });
     }
-    let Verdict::ByHand(by_hand) = *verdict else {
+    let UndoneVerdict::ByHand(by_hand) = *verdict else {
         return None;
     };
     let why = match by_hand {

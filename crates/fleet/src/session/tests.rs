@@ -346,7 +346,7 @@ fn failures_back_off_a_person_is_asked_once_and_recovery_is_not_held_back() {
 fn the_server_s_wish_to_wait_is_honoured_within_bounds() {
     let now = Timestamp::from_second(1_000).unwrap();
     let mut session = Session::idle(now);
-    let wish = |seconds| Failure::Error {
+    let wish = |seconds| RequestFailure::Error {
         retry_after: Some(SignedDuration::from_secs(seconds)),
     };
     session.failed(wish(5), now);
@@ -354,7 +354,7 @@ fn the_server_s_wish_to_wait_is_honoured_within_bounds() {
     session.failed(wish(3_600), now);
     assert_eq!(session.not_before, Some(now + LONGEST_RETRY));
     for _ in 0..100 {
-        session.failed(Failure::Conflict, now);
+        session.failed(RequestFailure::Conflict, now);
     }
     assert_eq!(session.not_before, Some(now + SignedDuration::from_secs(1)));
 }

@@ -32,7 +32,7 @@ pub const UNDONE_WITHIN: SignedDuration = SignedDuration::from_hours(1);
 
 /// Verdict on the changes of a session that are gone from the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum UndoneVerdict {
     /// No wanted change is gone.
     Intact,
     /// A person took the change back.
@@ -117,26 +117,26 @@ impl Session {
         desired: &Desired,
         machines: Option<&str>,
         now: Timestamp,
-    ) -> Verdict {
+    ) -> UndoneVerdict {
         let was_left = self.left_until.take().is_some();
         if !desired.wanted() {
-            return Verdict::Intact; // The node is given back as after any recovery.
+            return UndoneVerdict::Intact; // The node is given back as after any recovery.
         }
         let Some(by_hand) = own.undone_by_hand(node) else {
             let missing = !own.mark.missing.is_empty();
             return if missing {
-                Verdict::PutBack(None)
+                UndoneVerdict::PutBack(None)
             } else {
-                Verdict::Intact
+                UndoneVerdict::Intact
             };
         };
         if machines.is_none() && !self.is_undone() {
-            return Verdict::ByHand(by_hand);
+            return UndoneVerdict::ByHand(by_hand);
         }
         let cordon = own.cordoned && desired.cordon && !node.unschedulable;
         let taint = |taint: &Taint| own.added(taint) && !node.has_taint(taint);
         if !cordon && !desired.taints.iter().any(taint) {
-            return Verdict::Intact;
+            return UndoneVerdict::Intact;
         }
         let is_first = self.undone.since.is_none();
         self.undone.since.get_or_insert(now);
@@ -158,7 +158,7 @@ impl Session {
                     node.name
                 )
             };
-            return Verdict::LeftUndone(until, is_first.then(text));
+            return UndoneVerdict::LeftUndone(until, is_first.then(text));
         }
         times.push(now);
         let is_first = is_first || was_left;
@@ -181,7 +181,7 @@ impl Session {
                 node.name
             )
         };
-        Verdict::PutBack(is_first.then(text))
+        UndoneVerdict::PutBack(is_first.then(text))
     }
 }
 

@@ -20,7 +20,7 @@ use serde_json::json;
 
 use super::managed_resource::Retry;
 use super::{Facts, Requests, Stage};
-use crate::session::{DEADLINE, Failure, JournalNote};
+use crate::session::{DEADLINE, JournalNote, RequestFailure};
 use crate::state::FleetState;
 use crate::view::DeviceView;
 use crate::{Effect, Level, PlannedRule};
@@ -49,7 +49,7 @@ impl DeviceTaints {
     pub(crate) fn change_answered(
         &mut self,
         rule: &str,
-        result: Result<(), Failure>,
+        result: Result<(), RequestFailure>,
         now: Timestamp,
     ) {
         self.in_flight.remove(rule);

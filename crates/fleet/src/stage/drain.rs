@@ -14,7 +14,7 @@ use policy::assess::{Desired, DrainProgress};
 
 use super::{Facts, Requests, Stage};
 use crate::drain::{DrainMode, Next, PodView};
-use crate::session::{Failure, JournalNote, Phase, retry_after};
+use crate::session::{JournalNote, Phase, RequestFailure, retry_after};
 use crate::status::eviction::{Eviction, EvictionStatus, Skip};
 use crate::{Effect, PodUpdate, RemovalAnswer};
 
@@ -107,7 +107,7 @@ impl DrainState {
                 retry_after: server_wait,
             } => {
                 one.failures = one.failures.saturating_add(1);
-                let failure = Failure::Error {
+                let failure = RequestFailure::Error {
                     retry_after: server_wait,
                 };
                 (why, retry_after(one.failures, failure), false)

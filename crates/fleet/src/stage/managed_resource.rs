@@ -7,7 +7,7 @@ use model::node::NodeView;
 use serde_json::{Value, json};
 
 use super::Requests;
-use crate::session::{Failure, retry_after};
+use crate::session::{RequestFailure, retry_after};
 use crate::{Effect, PlannedResource};
 
 /// State of a request that is retried until it succeeds.
@@ -48,7 +48,7 @@ pub(super) struct ManagedResource<S> {
 
 impl Retry {
     /// Records a failed try. Returns whether the reason differs from the last one.
-    pub(super) fn failed(&mut self, why: &str, failure: Failure, now: Timestamp) -> bool {
+    pub(super) fn failed(&mut self, why: &str, failure: RequestFailure, now: Timestamp) -> bool {
         self.failures = self.failures.saturating_add(1);
         self.not_before = Some(now + retry_after(self.failures, failure));
         let before = self.why.replace(why.to_owned());

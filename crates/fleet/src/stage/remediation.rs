@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use jiff::Timestamp;
-use model::attempt::{Attempt, Outcome, RemediationMark};
+use model::attempt::{Attempt, AttemptOutcome, RemediationMark};
 use model::journal::EntryKind;
 use model::mode::Mode;
 use model::node::{HANDED_OVER, NodeView};
@@ -24,7 +24,7 @@ use super::{Facts, Requests, Stage};
 use crate::remediation::{
     Blocker, Decision, OpenFault, RemediationInput, ResourceObservation, decide,
 };
-use crate::session::{Failure, JournalNote};
+use crate::session::{JournalNote, RequestFailure};
 use crate::veto::Veto;
 use crate::{CreateAnswer, Effect, RemediationResult, ResourceUpdate, Settings};
 use contract::RecommendedAction;
@@ -148,7 +148,7 @@ impl RemediationState {
             // lost.
             CreateAnswer::Refused(why) => (self.refused, self.searching) = (Some(why), true),
             CreateAnswer::Failed { why, retry_after } => {
-                let failure = Failure::Error { retry_after };
+                let failure = RequestFailure::Error { retry_after };
                 if object.retry.failed(&why, failure, requests.now()) {
                     let text = format!("the repair is not begun: {why}; it is tried again");
                     requests.journal(JournalNote::new(EntryKind::Answer, text), None);
@@ -319,7 +319,10 @@ impl RemediationState {
                 uid: String::new(),
                 attempt: Some(open.key()),
                 begun: true,
-                end: Some((Outcome::Succeeded, "a dry run does nothing".to_owned())),
+                end: Some((
+                    AttemptOutcome::Succeeded,
+                    "a dry run does nothing".to_owned(),
+                )),
             }));
             return requests.look_again();
         }

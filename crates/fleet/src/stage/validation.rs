@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 use contract::HealthEvent;
 use jiff::Timestamp;
-use model::attempt::{Attempt, Outcome, RemediationMark};
+use model::attempt::{Attempt, AttemptOutcome, RemediationMark};
 use model::fault::Fault;
 use model::ownership::{Ownership, ReleaseRequest};
 use policy::assess::Desired;
@@ -111,8 +111,8 @@ fn next_events(
     let last = last_validation(own, pending, action)?;
     let end = last.end.as_ref()?;
     match end.outcome {
-        Outcome::Succeeded if sound => gone("the node has passed its validation"),
-        Outcome::Failed if open.iter().all(|fault| fault.code != FAILED) => {
+        AttemptOutcome::Succeeded if sound => gone("the node has passed its validation"),
+        AttemptOutcome::Failed if open.iter().all(|fault| fault.code != FAILED) => {
             let which = Validation::of_fault(pending)?;
             let why = format!("{} has failed: {}", last.title(), end.why);
             let text = format!("the node has failed its validation: {why}");

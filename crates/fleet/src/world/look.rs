@@ -9,7 +9,7 @@ use model::node::NodeChange;
 use model::position::Position;
 
 use super::World;
-use crate::session::{Failure, Intent, Patch};
+use crate::session::{Intent, Patch, RequestFailure};
 use crate::status::StatusUpdate;
 use crate::{
     DeviceInput, DeviceWatch, Effect, EventInStore, EventReason, FleetInput, PatchAnswer, Planned,
@@ -187,7 +187,7 @@ impl World {
             }
             Ok(after.map(Box::new))
         } else {
-            Err(Failure::Conflict)
+            Err(RequestFailure::Conflict)
         };
         let node = node.clone();
         self.handle(FleetInput::RuleChanged { node, rule, result });

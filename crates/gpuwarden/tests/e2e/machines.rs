@@ -10,7 +10,7 @@ use ::janitor::{Provider, Signal};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
-use maintenance::janitor::{Failure, Found};
+use maintenance::janitor::{Found, ProviderFailure};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -23,7 +23,7 @@ pub(crate) struct Played {
     asked: Mutex<Vec<String>>,
     /// Operations whose signal was accepted.
     taken: Mutex<BTreeSet<String>>,
-    failures: Mutex<VecDeque<Failure>>,
+    failures: Mutex<VecDeque<ProviderFailure>>,
     may_answer: watch::Sender<bool>,
 }
 
@@ -41,7 +41,7 @@ impl Played {
     }
 
     /// Creates a provider whose first calls fail with these errors.
-    pub(crate) fn failing(failures: impl IntoIterator<Item = Failure>) -> Arc<Self> {
+    pub(crate) fn failing(failures: impl IntoIterator<Item = ProviderFailure>) -> Arc<Self> {
         Arc::new(Self {
             asked: Mutex::default(),
             taken: Mutex::default(),
@@ -67,7 +67,7 @@ impl Provider for Played {
         "played"
     }
 
-    async fn send(&self, signal: &Signal) -> Result<String, Failure> {
+    async fn send(&self, signal: &Signal) -> Result<String, ProviderFailure> {
         self.asked.lock().unwrap().push(signal.operation.clone());
         if let Some(failure) = self.failures.lock().unwrap().pop_front() {
             return Err(failure);
@@ -78,7 +78,7 @@ impl Provider for Played {
         Ok(format!("request-{}", signal.operation))
     }
 
-    async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
+    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure> {
         let known = self.taken.lock().unwrap().contains(&signal.operation);
         Ok(if known {
             Found::Sent(format!("request-{}", signal.operation))
@@ -87,7 +87,7 @@ impl Provider for Played {
         })
     }
 
-    async fn is_ready(&self, _: &Signal, _: &str) -> Result<bool, Failure> {
+    async fn is_ready(&self, _: &Signal, _: &str) -> Result<bool, ProviderFailure> {
         Ok(true)
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ::janitor::{Provider, Signal};
 use async_trait::async_trait;
-use maintenance::janitor::{Class, Failure, Found};
+use maintenance::janitor::{Class, Found, ProviderFailure};
 use testkit::components::{find_program, guest_kernel};
 use testkit::{Component, ControlPlane, Version};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
@@ -123,7 +123,7 @@ impl Provider for Guest {
         "guest"
     }
 
-    async fn send(&self, signal: &Signal) -> Result<String, Failure> {
+    async fn send(&self, signal: &Signal) -> Result<String, ProviderFailure> {
         let mut told = self.told.lock().await;
         if let Some((_, before)) = told.iter().find(|(known, _)| *known == signal.operation) {
             return Ok(before.clone());
@@ -132,19 +132,19 @@ impl Provider for Guest {
         told.push((signal.operation.clone(), before.clone()));
         let written = self.console.lock().await.write_all(b"reboot\n").await;
         let failed = |error: std::io::Error| {
-            Failure::new(Class::Ambiguous, "AMBIGUOUS_RESULT", error.to_string())
+            ProviderFailure::new(Class::Ambiguous, "AMBIGUOUS_RESULT", error.to_string())
         };
         written.map_err(failed)?;
         Ok(before)
     }
 
-    async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
+    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure> {
         let told = self.told.lock().await;
         let known = told.iter().find(|(known, _)| *known == signal.operation);
         Ok(known.map_or(Found::NotSent, |(_, before)| Found::Sent(before.clone())))
     }
 
-    async fn is_ready(&self, _: &Signal, request_id: &str) -> Result<bool, Failure> {
+    async fn is_ready(&self, _: &Signal, request_id: &str) -> Result<bool, ProviderFailure> {
         Ok(self
             .boots
             .borrow()

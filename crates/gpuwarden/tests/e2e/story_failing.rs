@@ -3,7 +3,7 @@
 
 use jiff::SignedDuration;
 use kube::api::{DeleteParams, Patch, PatchParams};
-use maintenance::janitor::{Class, Failure};
+use maintenance::janitor::{Class, ProviderFailure};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Version};
 
@@ -70,10 +70,10 @@ async fn a_provider_that_throttles_is_asked_again_and_where_it_refuses_a_person_
         return Ok(());
     };
     let busy = |seconds| {
-        let busy = Failure::new(Class::Transient, "RATE_LIMITED", "too many requests");
+        let busy = ProviderFailure::new(Class::Transient, "RATE_LIMITED", "too many requests");
         busy.after(SignedDuration::from_secs(seconds))
     };
-    let refuses = || Failure::new(Class::Permanent, "PERMISSION_DENIED", "not for you");
+    let refuses = || ProviderFailure::new(Class::Permanent, "PERMISSION_DENIED", "not for you");
     let provider = Played::failing([busy(1), busy(5), refuses(), refuses()]);
     // First a gentle reboot, then a harder one.
     let story = Story::new(&plane, "", &resets_by("RebootNode"), provider).await?;

@@ -31,7 +31,7 @@ const RESET: &str = "was successfully reset";
 
 /// Outcome of a run of the tool.
 #[derive(Debug)]
-pub(super) struct Outcome {
+pub(super) struct ToolOutcome {
     /// PCI addresses of the GPUs that the tool reports as reset.
     reset: BTreeSet<String>,
     /// Reason why the tool failed; `None` on success.
@@ -59,7 +59,7 @@ pub(super) fn find(settings: &ResetSettings) -> Result<PathBuf, ResetError> {
 }
 
 /// Resets the GPUs `uuids`, and no others.
-pub(super) fn run(tool: &Path, uuids: &[&str], settings: &ResetSettings) -> Outcome {
+pub(super) fn run(tool: &Path, uuids: &[&str], settings: &ResetSettings) -> ToolOutcome {
     let mut command = Command::new(tool);
     command.args(["--gpu-reset", "-i", &uuids.join(",")]);
     if let Some(root) = settings
@@ -76,8 +76,8 @@ pub(super) fn run(tool: &Path, uuids: &[&str], settings: &ResetSettings) -> Outc
         .spawn();
     let ended = spawned.and_then(|child| wait(child, settings));
     match ended {
-        Ok((status, text)) => Outcome::read(status, &text),
-        Err(error) => Outcome {
+        Ok((status, text)) => ToolOutcome::read(status, &text),
+        Err(error) => ToolOutcome {
             reset: BTreeSet::new(),
             failure: Some(format!("{}: {error}", tool.display())),
         },
@@ -129,9 +129,9 @@ fn reader(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     })
 }
 
-// === impl Outcome ===
+// === impl ToolOutcome ===
 
-impl Outcome {
+impl ToolOutcome {
     fn read(status: Option<String>, text: &str) -> Self {
         let lines = text.lines().filter(|line| line.contains(RESET));
         let words = lines.flat_map(str::split_ascii_whitespace);

@@ -15,7 +15,7 @@ use hyper_util::client::legacy::{Client, Error};
 use hyper_util::rt::TokioExecutor;
 use jiff::SignedDuration;
 use maintenance::janitor::redfish::{RedfishConfig, is_path};
-use maintenance::janitor::{Class, Failure};
+use maintenance::janitor::{Class, ProviderFailure};
 use runtime::logging::chain;
 use runtime::tls::ClientTls;
 use serde_json::Value;
@@ -45,7 +45,7 @@ impl Bmc {
         address: &str,
         config: &RedfishConfig,
         tls: &ClientTls,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, ProviderFailure> {
         let (scheme, authority) = parts(address)?;
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
@@ -63,26 +63,26 @@ impl Bmc {
     }
 
     /// Reads a resource. Fails with a class that excludes any effect.
-    pub(super) async fn get(&self, path: &str) -> Result<Value, Failure> {
+    pub(super) async fn get(&self, path: &str) -> Result<Value, ProviderFailure> {
         let answer = self.ask(Method::GET, path, Bytes::new()).await;
         let answer = answer.map_err(unsent)?;
         serde_json::from_slice(&answer).map_err(|error| {
             let what = format!("{}{} is not JSON: {error}", self.authority, truncated(path));
-            Failure::new(Class::Transient, "UNREADABLE", what)
+            ProviderFailure::new(Class::Transient, "UNREADABLE", what)
         })
     }
 
     /// Requests an action by POST.
-    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<(), Failure> {
+    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<(), ProviderFailure> {
         let body = body.to_string().into();
         self.ask(Method::POST, path, body).await.map(drop)
     }
 
-    async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, Failure> {
+    async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, ProviderFailure> {
         let uri = self.uri(path)?;
         let url = format!("{}://{}{}", self.scheme, self.authority, truncated(path));
         let ambiguous = |what: String| {
-            Failure::new(
+            ProviderFailure::new(
                 Class::Ambiguous,
                 "AMBIGUOUS_RESULT",
                 format!("{url}: {what}"),
@@ -130,7 +130,7 @@ impl Bmc {
 
     /// Returns the URL of a path on the configured BMC. A response of the BMC must not redirect
     /// the password or the reset to another host.
-    fn uri(&self, path: &str) -> Result<Uri, Failure> {
+    fn uri(&self, path: &str) -> Result<Uri, ProviderFailure> {
         let refused = || {
             let path = truncated(path);
             super::unusable(format!(
@@ -154,10 +154,10 @@ impl Bmc {
 
 /// Splits a configured address into scheme and authority. A node's name may be part of the
 /// address.
-fn parts(address: &str) -> Result<(Scheme, Authority), Failure> {
+fn parts(address: &str) -> Result<(Scheme, Authority), ProviderFailure> {
     let wrong = || {
         let message = format!("{address:?} is not the address of a BMC");
-        Failure::new(Class::Permanent, "INVALID_REQUEST", message)
+        ProviderFailure::new(Class::Permanent, "INVALID_REQUEST", message)
     };
     let uri: Uri = address.parse().map_err(|_| wrong())?;
     let plain = uri.path_and_query().is_none_or(|path| path == "/");
@@ -174,14 +174,14 @@ fn truncated(path: &str) -> String {
     path.chars().take(MAX_MESSAGE).collect()
 }
 
-fn unreachable(url: &str, error: &Error) -> Failure {
+fn unreachable(url: &str, error: &Error) -> ProviderFailure {
     let what = format!("{url}: {}", chain(error));
-    Failure::new(Class::Transient, "UNAVAILABLE", what)
+    ProviderFailure::new(Class::Transient, "UNAVAILABLE", what)
 }
 
 /// Maps an HTTP status to a failure. By Redfish (DSP0266, 8.5), only 500 and 502 to 504 leave
 /// open whether something was done.
-fn refused(url: &str, status: StatusCode, headers: &HeaderMap, body: &Bytes) -> Failure {
+fn refused(url: &str, status: StatusCode, headers: &HeaderMap, body: &Bytes) -> ProviderFailure {
     let (class, reason) = match status {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
             (Class::Transient, "RATE_LIMITED")
@@ -194,7 +194,7 @@ fn refused(url: &str, status: StatusCode, headers: &HeaderMap, body: &Bytes) -> 
         other if other.is_client_error() => (Class::Permanent, "INVALID_REQUEST"),
         _ => (Class::Ambiguous, "AMBIGUOUS_RESULT"),
     };
-    let failure = Failure::new(
+    let failure = ProviderFailure::new(
         class,
         reason,
         format!("{url}: {status} {}", message_of(body)),
@@ -226,7 +226,7 @@ fn message_of(body: &Bytes) -> String {
         .collect()
 }
 
-async fn authorization(config: &RedfishConfig) -> Result<Option<HeaderValue>, Failure> {
+async fn authorization(config: &RedfishConfig) -> Result<Option<HeaderValue>, ProviderFailure> {
     if config.username_path.is_empty() {
         return Ok(None);
     }
@@ -240,11 +240,11 @@ async fn authorization(config: &RedfishConfig) -> Result<Option<HeaderValue>, Fa
     }))
 }
 
-async fn secret(path: &str) -> Result<String, Failure> {
+async fn secret(path: &str) -> Result<String, ProviderFailure> {
     let text = tokio::fs::read_to_string(path).await;
     text.map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
         .map_err(|error| {
             let what = format!("cannot read {path}: {error}");
-            Failure::new(Class::Transient, "AUTHENTICATION_FAILED", what)
+            ProviderFailure::new(Class::Transient, "AUTHENTICATION_FAILED", what)
         })
 }

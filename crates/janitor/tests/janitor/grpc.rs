@@ -15,7 +15,7 @@ use gpuwarden_janitor::client::Remote;
 use gpuwarden_janitor::conformance::{self, Weather, World};
 use gpuwarden_janitor::server::{self, Callers};
 use gpuwarden_janitor::{Provider, Signal};
-use maintenance::janitor::{Action, Class, Failure, Found, ProviderPlace};
+use maintenance::janitor::{Action, Class, Found, ProviderFailure, ProviderPlace};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -58,24 +58,29 @@ impl Provider for Farm {
         "farm"
     }
 
-    async fn send(&self, signal: &Signal) -> Result<String, Failure> {
+    async fn send(&self, signal: &Signal) -> Result<String, ProviderFailure> {
         let weather = *self.weather.lock().unwrap();
         match weather {
             Weather::Throttled(wait) => {
-                let failure = Failure::new(Class::Transient, "RATE_LIMITED", "too many");
+                let failure = ProviderFailure::new(Class::Transient, "RATE_LIMITED", "too many");
                 return Err(wait.map_or(failure.clone(), |wait| failure.after(wait)));
             }
             Weather::Forbidden => {
                 let why = "not for you";
-                return Err(Failure::new(Class::Permanent, "PERMISSION_DENIED", why));
+                return Err(ProviderFailure::new(
+                    Class::Permanent,
+                    "PERMISSION_DENIED",
+                    why,
+                ));
             }
             Weather::Slow(time) => tokio::time::sleep(time).await,
             Weather::Fine | Weather::AnswerLost | Weather::Away => {}
         }
         let mut machines = self.machines.lock().unwrap();
         let machine = machines.get_mut(&signal.node);
-        let machine = machine
-            .ok_or_else(|| Failure::new(Class::Permanent, "RESOURCE_NOT_FOUND", "no such"))?;
+        let machine = machine.ok_or_else(|| {
+            ProviderFailure::new(Class::Permanent, "RESOURCE_NOT_FOUND", "no such")
+        })?;
         let boots = machine.boots;
         if signal.action == Action::Reset && !machine.signals.contains_key(&signal.operation) {
             machine.resets.push(signal.clone());
@@ -88,25 +93,30 @@ impl Provider for Farm {
         Ok(request)
     }
 
-    async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
+    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure> {
         let machines = self.machines.lock().unwrap();
         let machine = machines.get(&signal.node);
         let found = machine.and_then(|one| one.signals.get(&signal.operation));
         Ok(found.map_or(Found::NotSent, |request| Found::Sent(request.clone())))
     }
 
-    async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure> {
+    async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, ProviderFailure> {
         let machines = self.machines.lock().unwrap();
         let machine = machines.get(&signal.node).unwrap();
         if signal.action == Action::Reset {
-            let failed = || Failure::new(Class::Permanent, "HELD", "it is held by x (pid 1)");
+            let failed =
+                || ProviderFailure::new(Class::Permanent, "HELD", "it is held by x (pid 1)");
             return match machine.reset {
                 Some(false) => Err(failed()),
                 well => Ok(well.unwrap_or_default()),
             };
         }
         if machine.failed {
-            return Err(Failure::new(Class::Permanent, "BROKEN", "it is broken"));
+            return Err(ProviderFailure::new(
+                Class::Permanent,
+                "BROKEN",
+                "it is broken",
+            ));
         }
         Ok(machine.boots.to_string() != request_id)
     }

@@ -19,7 +19,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use maintenance::janitor::{Failure, Found};
+use maintenance::janitor::{Found, ProviderFailure};
 use serde_json::{Value, json};
 use testkit::Log;
 use tokio::io::AsyncWriteExt as _;
@@ -44,16 +44,16 @@ impl Provider for Counts {
         "counts"
     }
 
-    async fn send(&self, _: &Signal) -> Result<String, Failure> {
+    async fn send(&self, _: &Signal) -> Result<String, ProviderFailure> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Ok("request-1".to_owned())
     }
 
-    async fn find(&self, _: &Signal) -> Result<Found, Failure> {
+    async fn find(&self, _: &Signal) -> Result<Found, ProviderFailure> {
         Ok(Found::NotSent)
     }
 
-    async fn is_ready(&self, _: &Signal, _: &str) -> Result<bool, Failure> {
+    async fn is_ready(&self, _: &Signal, _: &str) -> Result<bool, ProviderFailure> {
         Ok(true)
     }
 }

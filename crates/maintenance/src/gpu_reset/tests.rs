@@ -151,7 +151,7 @@ impl World {
     }
 
     /// Returns the state as read by the remediation of the node.
-    fn outcome(&self) -> Option<model::attempt::Outcome> {
+    fn outcome(&self) -> Option<model::attempt::AttemptOutcome> {
         let kind = model::attempt::ResourceKind {
             group: "janitor.dgxc.nvidia.com".to_owned(),
             version: "v1alpha1".to_owned(),
@@ -329,7 +329,10 @@ fn services_are_stopped_gpus_are_reset_and_all_is_as_it_was() {
     world.settle();
     assert_eq!(world.says(COMPLETE), "True GPUResetSucceeded");
     assert_eq!(world.phase(), "Succeeded");
-    assert_eq!(world.outcome(), Some(model::attempt::Outcome::Succeeded));
+    assert_eq!(
+        world.outcome(),
+        Some(model::attempt::AttemptOutcome::Succeeded)
+    );
     let node = world.node.unwrap();
     assert_eq!(
         (node.labels, node.annotations),
@@ -420,7 +423,7 @@ fn each_failure_ends_as_one_with_the_services_as_they_were() {
         // The next group of the escalation, a reboot, follows.
         assert_eq!(
             world.outcome(),
-            Some(model::attempt::Outcome::Failed),
+            Some(model::attempt::AttemptOutcome::Failed),
             "{what}"
         );
         let node = world.node.unwrap();
@@ -496,7 +499,10 @@ fn without_its_node_it_fails_and_can_be_deleted() {
     world.node = None;
     world.settle();
     assert_eq!(world.says(COMPLETE), "False NodeNotFound");
-    assert_eq!(world.outcome(), Some(model::attempt::Outcome::Failed));
+    assert_eq!(
+        world.outcome(),
+        Some(model::attempt::AttemptOutcome::Failed)
+    );
     world.object["metadata"]["deletionTimestamp"] = json!(world.now);
     world.settle();
     assert_eq!(world.object["metadata"]["finalizers"], json!([]));

@@ -10,7 +10,7 @@ const MAX_MESSAGE: usize = 1000;
 
 /// Failure of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct ProviderFailure {
     /// Possible effect of the signal.
     pub class: Class,
     /// Stable identifier of the failure, such as `RATE_LIMITED`, for people.
@@ -32,9 +32,9 @@ pub enum Class {
     Ambiguous,
 }
 
-// === impl Failure ===
+// === impl ProviderFailure ===
 
-impl Failure {
+impl ProviderFailure {
     /// Creates a failure. A message that is too long is cut.
     pub fn new(class: Class, reason: &str, message: impl Into<String>) -> Self {
         let message: String = message.into();

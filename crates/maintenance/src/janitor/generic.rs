@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::failure::{Class, Failure};
+use super::failure::{Class, ProviderFailure};
 use crate::gpu_reset::{self, Gpus, ResetSettings, ResetState};
 
 /// Image that provides `sh`, `chroot` and `sync` for the Job.
@@ -176,14 +176,22 @@ pub fn is_of(job: &Value, operation: &str) -> bool {
 }
 
 /// Returns whether a Job has reset its GPUs. `why` is the termination message of its pods.
-pub fn is_reset(job: &Value, why: Option<&str>) -> Result<bool, Failure> {
+pub fn is_reset(job: &Value, why: Option<&str>) -> Result<bool, ProviderFailure> {
     match ResetState::read(job, why) {
         ResetState::Active(_) => Ok(false),
         ResetState::Succeeded => Ok(true),
-        ResetState::Failed(why) => Err(Failure::new(Class::Permanent, "GPU_RESET_FAILED", why)),
+        ResetState::Failed(why) => Err(ProviderFailure::new(
+            Class::Permanent,
+            "GPU_RESET_FAILED",
+            why,
+        )),
         ResetState::Deleting => {
             let why = "the Job was deleted before it had ended";
-            Err(Failure::new(Class::Ambiguous, "AMBIGUOUS_RESULT", why))
+            Err(ProviderFailure::new(
+                Class::Ambiguous,
+                "AMBIGUOUS_RESULT",
+                why,
+            ))
         }
     }
 }
@@ -218,12 +226,16 @@ pub fn boot_before(job: &Value, operation: &str) -> Option<String> {
 }
 
 /// Returns the failure of a reboot Job, as far as its pods show one.
-pub fn failure_of<'a>(pods: impl IntoIterator<Item = &'a Value>) -> Option<Failure> {
+pub fn failure_of<'a>(pods: impl IntoIterator<Item = &'a Value>) -> Option<ProviderFailure> {
     pods.into_iter().find_map(|pod| {
         let name = pod["metadata"]["name"].as_str().unwrap_or_default();
         let what = what_failed(&pod["status"])?;
         let message = format!("the pod {name} {what}");
-        Some(Failure::new(Class::Permanent, "REBOOT_JOB_FAILED", message))
+        Some(ProviderFailure::new(
+            Class::Permanent,
+            "REBOOT_JOB_FAILED",
+            message,
+        ))
     })
 }
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 pub use config::{RedfishConfig, is_path};
 pub use log::{Log, entries_of, log_of};
-pub use record::{PowerCycleRecord, Verdict};
+pub use record::{PowerCycleRecord, SignalEffect};
 
 /// Collection of the machines of a BMC.
 pub const SYSTEMS: &str = "/redfish/v1/Systems";

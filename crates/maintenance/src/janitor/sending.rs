@@ -7,7 +7,7 @@
 use jiff::{SignedDuration, Timestamp};
 use model::resource::CompletionReason;
 
-use super::failure::{Class, Failure};
+use super::failure::{Class, ProviderFailure};
 use super::record::{SIGNAL_SENT, SignalRecord};
 use crate::{Resource, Status};
 
@@ -44,11 +44,11 @@ pub enum Question {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Response to [`Question::Send`], with the request id.
-    Sent(Result<String, Failure>),
+    Sent(Result<String, ProviderFailure>),
     /// Response to [`Question::Find`], about the operation.
-    Found(Result<Found, Failure>),
+    Found(Result<Found, ProviderFailure>),
     /// Response to [`Question::Ready`]: true once the action is complete.
-    Ready(Result<bool, Failure>),
+    Ready(Result<bool, ProviderFailure>),
 }
 
 /// Knowledge of a provider about an operation.
@@ -165,7 +165,7 @@ impl Sending<'_> {
     }
 
     /// Records that it is unknown whether the signal was sent.
-    fn unclear(&self, failure: &Failure) -> Option<Course> {
+    fn unclear(&self, failure: &ProviderFailure) -> Option<Course> {
         let mut status = self.resource.status.clone();
         let message = format!(
             "it is unknown whether the signal was sent; the provider is asked about it: {}",
@@ -175,7 +175,7 @@ impl Sending<'_> {
         (status != self.resource.status).then_some(Course::Note(status))
     }
 
-    fn refused_for_now(&self, record: &SignalRecord, failure: &Failure) -> Course {
+    fn refused_for_now(&self, record: &SignalRecord, failure: &ProviderFailure) -> Course {
         if record.attempt >= MAX_TRIES {
             let message = format!("after {MAX_TRIES} tries: {}", failure.text());
             return Course::Refused(CompletionReason::TransientFailure, message);

@@ -213,8 +213,8 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-fn failed(class: Class) -> Failure {
-    Failure::new(class, "REASON", "what happened")
+fn failed(class: Class) -> ProviderFailure {
+    ProviderFailure::new(class, "REASON", "what happened")
 }
 
 #[test]

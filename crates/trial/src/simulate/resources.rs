@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
 use fleet::{CreateAnswer, DRAIN_ACTION, PlannedResource, ResourceUpdate};
-use model::attempt::{Attempt, Outcome, RemediationMark, ResourceKind};
+use model::attempt::{Attempt, AttemptOutcome, RemediationMark, ResourceKind};
 use model::node::NodeView;
 use model::ownership::Ownership;
 use model::resource::{ATTEMPT_COMPLETE, CompletionReason, ResourceState};
@@ -339,7 +339,7 @@ impl Resource {
 
 fn succeeded(state: &ResourceState) -> bool {
     let end = state.end.as_ref();
-    end.is_some_and(|(outcome, _)| *outcome == Outcome::Succeeded)
+    end.is_some_and(|(outcome, _)| *outcome == AttemptOutcome::Succeeded)
 }
 
 /// Returns the key of the custom resource that drains a node, if the session of the node asks for

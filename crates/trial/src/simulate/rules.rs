@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use contract::keys;
 use fleet::DeviceInput;
-use fleet::session::Failure;
+use fleet::session::RequestFailure;
 use model::device::{
     DeviceId, DeviceTaint, DeviceTaintRule, GPU_DRIVER, RuleChange, RuleSpec, Slice, SliceDevice,
     TaintEffect,
@@ -129,14 +129,14 @@ impl Rules {
     pub(super) fn change(
         &mut self,
         change: &RuleChange,
-    ) -> Result<Option<Box<DeviceTaintRule>>, Failure> {
+    ) -> Result<Option<Box<DeviceTaintRule>>, RequestFailure> {
         let name = change.rule_name();
         let seen = match change {
             RuleChange::Create(_) => None,
             RuleChange::Update(rule, _) | RuleChange::Delete(rule) => Some(&rule.resource_version),
         };
         if self.by_name.get(&name).map(|rule| &rule.resource_version) != seen {
-            return Err(Failure::Conflict);
+            return Err(RequestFailure::Conflict);
         }
         self.changes += 1;
         let after = change.after().map(|after| DeviceTaintRule {

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use contract::{HealthEvent, keys};
 use fleet::brake::Hold;
-use fleet::session::{Failure, Session};
+use fleet::session::{RequestFailure, Session};
 use jiff::Timestamp;
 use model::device::NodeDevices;
 use model::event::{EventRecord, normalise};
@@ -111,7 +111,7 @@ fn ask(world: &World) -> WhyNot {
 fn the_first_thing_that_stands_in_the_way_is_the_answer() {
     type Edit = fn(&mut World);
     let failed = |world: &mut World| {
-        world.session.failed(Failure::Conflict, at(1));
+        world.session.failed(RequestFailure::Conflict, at(1));
     };
     let table: [(Edit, &str, usize); 14] = [
         (|_| (), "n1 is being quarantined", 0),
@@ -156,7 +156,7 @@ fn the_first_thing_that_stands_in_the_way_is_the_answer() {
         (failed, "has not accepted the change: 1 attempt", 1),
         (
             |world| {
-                world.session.failed(Failure::Conflict, at(1));
+                world.session.failed(RequestFailure::Conflict, at(1));
                 world.store_unanswered = true;
             },
             "the event store does not answer",

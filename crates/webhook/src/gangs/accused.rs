@@ -18,7 +18,7 @@ use serde_json::Value;
 const SETTLED: Duration = Duration::from_secs(30);
 
 /// Result of a pod's gang checks, and the pod's node.
-pub(super) struct Outcome {
+pub(super) struct GangOutcome {
     node: Option<String>,
     created: Timestamp,
     /// End of the last check, and the members that it did not reach.
@@ -39,9 +39,9 @@ pub(super) struct Unreached {
 #[derive(Default)]
 pub(super) struct Suspects(BTreeMap<String, (Instant, bool)>);
 
-// === impl Outcome ===
+// === impl GangOutcome ===
 
-impl Outcome {
+impl GangOutcome {
     pub(super) fn of(pod: &Value, config: &Config) -> Self {
         let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str);
         let created = text("/metadata/creationTimestamp").and_then(|at| at.parse().ok());
@@ -60,7 +60,7 @@ impl Outcome {
 
 /// Returns the members that a majority did not reach, unless their own check ended later than
 /// `round` before the first of those messages.
-fn unreached(members: &BTreeMap<&str, &Outcome>, round: Duration) -> Vec<Unreached> {
+fn unreached(members: &BTreeMap<&str, &GangOutcome>, round: Duration) -> Vec<Unreached> {
     // By unreached member: the members that did not reach it, and when.
     let mut named: BTreeMap<&str, BTreeMap<&str, Timestamp>> = BTreeMap::new();
     for (by, outcome) in members {
@@ -70,7 +70,7 @@ fn unreached(members: &BTreeMap<&str, &Outcome>, round: Duration) -> Vec<Unreach
             }
         }
     }
-    let of = |(pod, outcome): (&&str, &&Outcome)| {
+    let of = |(pod, outcome): (&&str, &&GangOutcome)| {
         let witnesses = named.get(pod)?.iter().map(|(by, at)| (*at, *by));
         // An earlier message is about an earlier pod with this name.
         let meant = witnesses.filter(|(at, by)| by != pod && *at > outcome.created);
@@ -96,7 +96,7 @@ impl Suspects {
     /// Returns the members that have been unreached for long enough and are not reported yet.
     pub(super) fn due(
         &mut self,
-        members: &BTreeMap<&str, &Outcome>,
+        members: &BTreeMap<&str, &GangOutcome>,
         round: Duration,
     ) -> Vec<Unreached> {
         let mut unreached = unreached(members, round);
@@ -140,8 +140,8 @@ mod tests {
 
     const ROUND: Duration = Duration::from_secs(600);
 
-    fn outcome(ended: Option<(&str, &[&str])>) -> Outcome {
-        Outcome {
+    fn outcome(ended: Option<(&str, &[&str])>) -> GangOutcome {
+        GangOutcome {
             node: Some("n".to_owned()),
             created: "2026-01-01T00:00:00Z".parse().expect("a time"),
             ended: ended.map(|(at, named)| {
@@ -151,7 +151,7 @@ mod tests {
         }
     }
 
-    fn pods(outcomes: &[(&'static str, Outcome)]) -> Vec<(String, Vec<String>)> {
+    fn pods(outcomes: &[(&'static str, GangOutcome)]) -> Vec<(String, Vec<String>)> {
         let members = outcomes.iter().map(|(pod, word)| (*pod, word)).collect();
         let accused = unreached(&members, ROUND).into_iter();
         accused.map(|one| (one.pod, one.by)).collect()
@@ -235,7 +235,7 @@ mod tests {
             outcome(Some(("01:00:00", &["c"]))),
             outcome(None),
         );
-        let all: BTreeMap<&str, &Outcome> = [("a", &a), ("b", &b), ("c", &c)].into();
+        let all: BTreeMap<&str, &GangOutcome> = [("a", &a), ("b", &b), ("c", &c)].into();
         let mut suspects = Suspects::default();
         assert_eq!(suspects.due(&all, ROUND), []);
         let past = Instant::now().checked_sub(SETTLED).expect("a time");
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(suspects.due(&all, ROUND), []);
         // A member that was reached again may be reported again.
         let said = outcome(Some(("01:00:05", &[])));
-        let well: BTreeMap<&str, &Outcome> = [("a", &a), ("b", &b), ("c", &said)].into();
+        let well: BTreeMap<&str, &GangOutcome> = [("a", &a), ("b", &b), ("c", &said)].into();
         assert_eq!(suspects.due(&well, ROUND), []);
         assert!(suspects.0.is_empty());
     }

@@ -18,7 +18,7 @@ use runtime::logging::Seldom;
 use serde_json::Value;
 
 use super::RETRY;
-use super::accused::{Outcome, Suspects, Unreached};
+use super::accused::{GangOutcome, Suspects, Unreached};
 use crate::discoveries::Discoveries;
 use crate::kept::MemoryBudget;
 use crate::seen::{MapMetadata, WatchedMap, WatchedPod};
@@ -98,7 +98,7 @@ struct MemberPod {
     checks: String,
     /// True if the pod has completed the gang checks.
     is_through: bool,
-    outcome: Outcome,
+    outcome: GangOutcome,
 }
 
 // === impl Board ===
@@ -160,7 +160,7 @@ impl Board {
             address,
             checks,
             is_through: is_through(pod, config),
-            outcome: Outcome::of(pod, config),
+            outcome: GangOutcome::of(pod, config),
         };
         if known.pods.insert(name.to_owned(), pod).is_none() {
             known.count_at = Some(Instant::now() + SETTLED);

@@ -10,7 +10,7 @@ use super::super::topology::{self, File};
 use super::Collective;
 use crate::refusal::Variables;
 use crate::worker::{
-    Failure, FromWorker, Join, Launcher, Libraries, Measured, Request, SeenGpu, Worker,
+    FromWorker, Join, Launcher, Libraries, Measured, Request, SeenGpu, Worker, WorkerFailure,
 };
 
 /// NCCL on the devices of this container.
@@ -53,7 +53,11 @@ impl Nccl {
         launcher
     }
 
-    async fn ask(&mut self, request: &Request, until: Instant) -> Result<FromWorker, Failure> {
+    async fn ask(
+        &mut self,
+        request: &Request,
+        until: Instant,
+    ) -> Result<FromWorker, WorkerFailure> {
         let worker = match self.worker.take() {
             Some(worker) => worker,
             None => Worker::start(&self.launcher())?,
@@ -65,7 +69,7 @@ impl Nccl {
 }
 
 impl Collective for Nccl {
-    async fn devices(&mut self, until: Instant) -> Result<(u32, Vec<SeenGpu>), Failure> {
+    async fn devices(&mut self, until: Instant) -> Result<(u32, Vec<SeenGpu>), WorkerFailure> {
         let gpus = match self
             .ask(&Request::Gpus(self.libraries.clone()), until)
             .await
@@ -92,7 +96,7 @@ impl Collective for Nccl {
         None
     }
 
-    async fn lead(&mut self, until: Instant) -> Result<String, Failure> {
+    async fn lead(&mut self, until: Instant) -> Result<String, WorkerFailure> {
         self.over();
         match self
             .ask(&Request::Id(self.libraries.clone()), until)
@@ -103,7 +107,7 @@ impl Collective for Nccl {
         }
     }
 
-    async fn test(&mut self, test: &Test, until: Instant) -> Result<Vec<Measured>, Failure> {
+    async fn test(&mut self, test: &Test, until: Instant) -> Result<Vec<Measured>, WorkerFailure> {
         let join = Join {
             id: test.group.clone(),
             ranks: test.ranks,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::super::messages::Test;
 use super::Collective;
 use crate::numbers::{self, MOST_COMPARED, Numbers};
-use crate::worker::{Failure, Measured, Operation, SeenGpu};
+use crate::worker::{Measured, Operation, SeenGpu, WorkerFailure};
 
 /// Pause before a member that does not listen yet is called again.
 const CALL_AGAIN: Duration = Duration::from_millis(50);
@@ -88,7 +88,7 @@ impl Tcp {
         })
     }
 
-    async fn measure(&self, test: &Test) -> Result<Vec<Measured>, Failure> {
+    async fn measure(&self, test: &Test) -> Result<Vec<Measured>, WorkerFailure> {
         let mut ring = self.join(test).await.map_err(|error| broken(&error))?;
         ring.check_sums(test).await?;
         if ring.members < 2 {
@@ -116,7 +116,7 @@ impl Tcp {
 }
 
 impl Collective for Tcp {
-    async fn devices(&mut self, _: Instant) -> Result<(u32, Vec<SeenGpu>), Failure> {
+    async fn devices(&mut self, _: Instant) -> Result<(u32, Vec<SeenGpu>), WorkerFailure> {
         Ok((1, Vec::new()))
     }
 
@@ -124,15 +124,15 @@ impl Collective for Tcp {
         Some(self.endpoint)
     }
 
-    async fn lead(&mut self, _: Instant) -> Result<String, Failure> {
+    async fn lead(&mut self, _: Instant) -> Result<String, WorkerFailure> {
         Ok("ring".to_owned())
     }
 
-    async fn test(&mut self, test: &Test, until: Instant) -> Result<Vec<Measured>, Failure> {
+    async fn test(&mut self, test: &Test, until: Instant) -> Result<Vec<Measured>, WorkerFailure> {
         let begin = Instant::now();
         let measured = tokio::time::timeout_at(until, self.measure(test)).await;
         measured.unwrap_or_else(|_| {
-            Err(Failure::Late {
+            Err(WorkerFailure::Late {
                 seconds: begin.elapsed().as_secs(),
                 doing: "in a ring of TCP connections".to_owned(),
             })
@@ -167,7 +167,7 @@ async fn answer(stream: &mut TcpStream, mark: Mark) -> io::Result<()> {
 // === impl Ring ===
 
 impl Ring {
-    async fn check_sums(&mut self, test: &Test) -> Result<(), Failure> {
+    async fn check_sums(&mut self, test: &Test) -> Result<(), WorkerFailure> {
         let largest = test
             .benchmark
             .sizes
@@ -180,7 +180,8 @@ impl Ring {
         let mut numbers = floats(&known.brought(test.first, count));
         self.reduce(&mut numbers, Operation::Sum, 1).await?;
         let place = format!("place {} of a ring", self.place);
-        numbers::compare(&known.sums(count), &bytes(&numbers)).map_err(Failure::of_gpu(&place))
+        numbers::compare(&known.sums(count), &bytes(&numbers))
+            .map_err(WorkerFailure::of_gpu(&place))
     }
 
     /// Reduces several times in a row.
@@ -189,7 +190,7 @@ impl Ring {
         numbers: &mut [f32],
         operation: Operation,
         times: u32,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), WorkerFailure> {
         for _ in 0..times {
             let reduced = self.all_reduce(numbers, operation).await;
             reduced.map_err(|error| broken(&error))?;
@@ -259,8 +260,8 @@ impl Ring {
 }
 
 /// Converts a broken connection into NCCL's remote error.
-fn broken(error: &io::Error) -> Failure {
-    Failure::Nccl {
+fn broken(error: &io::Error) -> WorkerFailure {
+    WorkerFailure::Nccl {
         code: 6,
         text: format!("a way to another member is broken: {error}"),
     }

@@ -30,7 +30,7 @@ struct Timed {
 }
 
 impl Collective for Timed {
-    async fn devices(&mut self, _: Instant) -> Result<(u32, Vec<SeenGpu>), Failure> {
+    async fn devices(&mut self, _: Instant) -> Result<(u32, Vec<SeenGpu>), WorkerFailure> {
         Ok((1, Vec::new()))
     }
 
@@ -38,11 +38,11 @@ impl Collective for Timed {
         None
     }
 
-    async fn lead(&mut self, _: Instant) -> Result<String, Failure> {
+    async fn lead(&mut self, _: Instant) -> Result<String, WorkerFailure> {
         Ok("group".to_owned())
     }
 
-    async fn test(&mut self, _: &Test, _: Instant) -> Result<Vec<Measured>, Failure> {
+    async fn test(&mut self, _: &Test, _: Instant) -> Result<Vec<Measured>, WorkerFailure> {
         let comes = self.with.unwrap_or(self.without);
         let comes = comes.map(|seconds| {
             vec![Measured {
@@ -51,15 +51,15 @@ impl Collective for Timed {
             }]
         });
         comes.map_err(|text| match text {
-            CORRUPT => Failure::Cuda {
+            CORRUPT => WorkerFailure::Cuda {
                 code: 700,
                 text: text.to_owned(),
             },
-            REFUSED => Failure::Nccl {
+            REFUSED => WorkerFailure::Nccl {
                 code: 5,
                 text: text.to_owned(),
             },
-            _ => Failure::Nccl {
+            _ => WorkerFailure::Nccl {
                 code: 3,
                 text: text.to_owned(),
             },
@@ -84,7 +84,7 @@ struct Played {
 }
 
 /// Returns the verdicts of a gang of two with this topology.
-async fn verdicts(topology: Option<Topology>, with: Comes, without: Comes) -> Vec<Verdict> {
+async fn verdicts(topology: Option<Topology>, with: Comes, without: Comes) -> Vec<MemberVerdict> {
     let played = ["a", "b"].map(|pod| Played {
         pod,
         topology: topology.clone(),
@@ -95,7 +95,7 @@ async fn verdicts(topology: Option<Topology>, with: Comes, without: Comes) -> Ve
     verdicts_of(&played).await
 }
 
-async fn verdicts_of(played: &[Played]) -> Vec<Verdict> {
+async fn verdicts_of(played: &[Played]) -> Vec<MemberVerdict> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let master = listener.local_addr().unwrap();
     let members = played.iter().map(|played| Member {
@@ -173,7 +173,7 @@ async fn a_bad_result_with_a_topology_file_is_repeated_without_it_and_only_that_
         (Err("bad"), "the all-reduce over 2 devices fails: bad"),
     ] {
         for verdict in verdicts(named(), with, FAST).await {
-            assert_eq!(verdict.kind, Kind::Passed, "{verdict:?}");
+            assert_eq!(verdict.kind, VerdictKind::Passed, "{verdict:?}");
             assert_eq!(verdict.gb_s, Some(20.0));
             let text = format!("; this without the topology file {FILE}, with which {before}");
             assert!(verdict.text.contains(&text), "{verdict:?}");
@@ -181,17 +181,17 @@ async fn a_bad_result_with_a_topology_file_is_repeated_without_it_and_only_that_
     }
     // A pass with a file is final.
     for verdict in verdicts(named(), FAST, SLOW).await {
-        assert_eq!(verdict.kind, Kind::Passed, "{verdict:?}");
+        assert_eq!(verdict.kind, VerdictKind::Passed, "{verdict:?}");
         assert!(!verdict.text.contains(FILE), "{verdict:?}");
     }
     // A failure without a file is a failure, and the text says so.
     for verdict in verdicts(named(), Err("bad"), SLOW).await {
-        assert_ne!(verdict.kind, Kind::Passed, "{verdict:?}");
+        assert_ne!(verdict.kind, VerdictKind::Passed, "{verdict:?}");
         assert_eq!((verdict.gb_s, &verdict.failure), (Some(1.0), &None));
         assert!(verdict.text.contains(FILE), "{verdict:?}");
     }
     for verdict in verdicts(None, SLOW, SLOW).await {
-        assert_ne!(verdict.kind, Kind::Passed, "{verdict:?}");
+        assert_ne!(verdict.kind, VerdictKind::Passed, "{verdict:?}");
         assert!(!verdict.text.contains("topology"), "{verdict:?}");
     }
 }
@@ -200,7 +200,7 @@ async fn a_bad_result_with_a_topology_file_is_repeated_without_it_and_only_that_
 async fn without_a_topology_file_that_is_asked_for_nothing_is_measured() {
     let missing = Topology::Missing("there is none for the instance type \"x1\"".to_owned());
     for verdict in verdicts(Some(missing), FAST, FAST).await {
-        assert_eq!(verdict.kind, Kind::Untested, "{verdict:?}");
+        assert_eq!(verdict.kind, VerdictKind::Untested, "{verdict:?}");
         let text = "node-a: there is none for the instance type \"x1\"";
         assert!(verdict.text.ends_with(text), "{verdict:?}");
         let outcome = super::super::judge(&verdict, None);
@@ -213,7 +213,7 @@ async fn without_a_topology_file_that_is_asked_for_nothing_is_measured() {
 async fn of_three(
     comes: Comes,
     variables: [&'static [(&'static str, &'static str)]; 3],
-) -> Vec<Verdict> {
+) -> Vec<MemberVerdict> {
     let played = [("a", FAST), ("b", comes), ("c", FAST)];
     let played = played.into_iter().zip(variables);
     let played = played.map(|((pod, without), inherited)| Played {
@@ -231,26 +231,26 @@ async fn whose_variables_only_it_has_is_named_and_not_blamed() {
     let common: &[_] = &[("NCCL_DEBUG", "WARN"), ("NCCL_IB_HCA", "mlx5")];
     let odd: &[_] = &[("NCCL_DEBUG", "WARN"), ("NCCL_IB_DISABLE", "1")];
     for (comes, variables, kind) in [
-        (SLOW, [common; 3], Kind::Culprit),
-        (SLOW, [odd; 3], Kind::Culprit),
+        (SLOW, [common; 3], VerdictKind::Culprit),
+        (SLOW, [odd; 3], VerdictKind::Culprit),
         // One of the passing members has the variable, too.
-        (SLOW, [odd, odd, common], Kind::Culprit),
-        (SLOW, [common, odd, common], Kind::Unclear),
-        (SLOW, [common, &[], common], Kind::Unclear),
-        (Err("bad"), [common, odd, common], Kind::Unclear),
-        (Err(CORRUPT), [common, odd, common], Kind::Culprit),
+        (SLOW, [odd, odd, common], VerdictKind::Culprit),
+        (SLOW, [common, odd, common], VerdictKind::Unclear),
+        (SLOW, [common, &[], common], VerdictKind::Unclear),
+        (Err("bad"), [common, odd, common], VerdictKind::Unclear),
+        (Err(CORRUPT), [common, odd, common], VerdictKind::Culprit),
     ] {
         let verdicts = of_three(comes, variables).await;
-        let kinds: Vec<Kind> = verdicts.iter().map(|verdict| verdict.kind).collect();
+        let kinds: Vec<VerdictKind> = verdicts.iter().map(|verdict| verdict.kind).collect();
         assert_eq!(
             kinds,
-            [Kind::Innocent, kind, Kind::Innocent],
+            [VerdictKind::Innocent, kind, VerdictKind::Innocent],
             "{variables:?}"
         );
         let outcome = super::super::judge(&verdicts[1], None);
         let is_fatal = outcome.findings.iter().any(|finding| finding.fatal);
-        assert_eq!(is_fatal, kind == Kind::Culprit, "{outcome:?}");
-        if kind == Kind::Unclear && variables[1] == odd {
+        assert_eq!(is_fatal, kind == VerdictKind::Culprit, "{outcome:?}");
+        if kind == VerdictKind::Unclear && variables[1] == odd {
             for verdict in &verdicts {
                 let named = verdict
                     .text
@@ -265,7 +265,7 @@ async fn whose_variables_only_it_has_is_named_and_not_blamed() {
 #[tokio::test]
 async fn where_nccl_refuses_no_way_between_two_is_suspected() {
     for verdict in verdicts(None, Err(REFUSED), Err(REFUSED)).await {
-        assert_eq!(verdict.kind, Kind::Pair, "{verdict:?}");
+        assert_eq!(verdict.kind, VerdictKind::Pair, "{verdict:?}");
         let text = "; the path between a on node-a and b on node-b is not at fault";
         assert!(verdict.text.ends_with(text), "{verdict:?}");
         let outcome = super::super::judge(&verdict, None);
@@ -285,18 +285,18 @@ async fn one_device_alone_is_not_held_to_a_bandwidth() {
     for (comes, kind, text) in [
         (
             SLOW,
-            Kind::Passed,
+            VerdictKind::Passed,
             "1 device has no peer to reduce with; it keeps what is written to it, and its memory copies with \
              2.00 GB/s",
         ),
         (
             Err("bad"),
-            Kind::Unclear,
+            VerdictKind::Unclear,
             "the test of 1 device fails: bad; there is no other member to compare it with",
         ),
         (
             Err(CORRUPT),
-            Kind::Culprit,
+            VerdictKind::Culprit,
             "the test of 1 device fails: an illegal memory access",
         ),
     ] {

@@ -2,11 +2,11 @@
 
 use preflight::roster::Member;
 
-use super::super::messages::{Hello, Kind, Verdict};
+use super::super::messages::{Hello, MemberVerdict, VerdictKind};
 use super::super::search::Found;
 use super::{Judged, Odd, Plan};
 use crate::verdict;
-use crate::worker::{Failure, Measured};
+use crate::worker::{Measured, WorkerFailure};
 
 /// Most members that a text names.
 const NAMED: usize = 8;
@@ -52,8 +52,8 @@ impl Names {
     }
 
     /// Returns the same verdict for all members.
-    pub(super) fn all(&self, kind: Kind, text: &str, whole: &Judged) -> Vec<Verdict> {
-        let verdict = Verdict {
+    pub(super) fn all(&self, kind: VerdictKind, text: &str, whole: &Judged) -> Vec<MemberVerdict> {
+        let verdict = MemberVerdict {
             kind,
             text: text.to_owned(),
             gb_s: whole.gb_s,
@@ -64,9 +64,9 @@ impl Names {
     }
 
     /// Returns the verdicts of a gang that may not test.
-    pub(super) fn untested(&self, why: &str) -> Vec<Verdict> {
-        let verdict = Verdict {
-            kind: Kind::Untested,
+    pub(super) fn untested(&self, why: &str) -> Vec<MemberVerdict> {
+        let verdict = MemberVerdict {
+            kind: VerdictKind::Untested,
             text: format!("nothing is measured, for enableFallback is false: {why}"),
             gb_s: None,
             failure: None,
@@ -76,10 +76,10 @@ impl Names {
     }
 
     /// Returns the verdicts of a gang with missing members.
-    pub(super) fn missing(&self, missing: &[usize]) -> Vec<Verdict> {
+    pub(super) fn missing(&self, missing: &[usize]) -> Vec<MemberVerdict> {
         let there = self.0.len() - missing.len();
-        let verdict = Verdict {
-            kind: Kind::Missing,
+        let verdict = MemberVerdict {
+            kind: VerdictKind::Missing,
             text: format!(
                 "{} of {} members of the gang are there, missing: {}",
                 there,
@@ -100,7 +100,7 @@ impl Names {
         odd: &Odd,
         text: &str,
         whole: &Judged,
-    ) -> Vec<Verdict> {
+    ) -> Vec<MemberVerdict> {
         let culprits: Vec<usize> = found.culprits.iter().copied().collect();
         let of_node = culprits.iter().filter(|member| !odd.contains_key(member));
         let of_node: Vec<usize> = of_node.copied().collect();
@@ -130,7 +130,7 @@ impl Names {
         }
         let text = format!("{text}; {}", blamed.join("; "));
         let nobody = found.culprits.is_empty() && found.pairs.is_empty();
-        let mut verdicts = self.all(Kind::Innocent, &text, whole);
+        let mut verdicts = self.all(VerdictKind::Innocent, &text, whole);
         for (rank, verdict) in verdicts.iter_mut().enumerate() {
             verdict.suspects = culprits.iter().take(NAMED).copied().collect();
             let in_pair = found
@@ -138,22 +138,22 @@ impl Names {
                 .iter()
                 .any(|(one, other)| [*one, *other].contains(&rank));
             if let Some(variables) = odd.get(&rank) {
-                verdict.kind = Kind::Unclear;
+                verdict.kind = VerdictKind::Unclear;
                 verdict.text = format!(
                     "{} fails with every other member, which may be its pod's doing: give all pods of the \
                      gang the same variables, {variables} are not those of the others: {text}",
                     self.name(rank)
                 );
             } else if found.culprits.contains(&rank) {
-                verdict.kind = Kind::Culprit;
+                verdict.kind = VerdictKind::Culprit;
                 verdict.text = format!(
                     "{}, which fails with every other member: {text}",
                     self.name(rank)
                 );
             } else if in_pair {
-                verdict.kind = Kind::Pair;
+                verdict.kind = VerdictKind::Pair;
             } else if nobody {
-                verdict.kind = Kind::Unclear;
+                verdict.kind = VerdictKind::Unclear;
             }
         }
         verdicts
@@ -164,7 +164,10 @@ impl Names {
 /// fault, such as a variable that names something that does not exist.
 fn is_refused(whole: &Judged) -> bool {
     whole.failure.as_ref().is_some_and(|failure| {
-        let is_unknown = matches!(failure, Failure::Late { .. } | Failure::Crashed(_));
+        let is_unknown = matches!(
+            failure,
+            WorkerFailure::Late { .. } | WorkerFailure::Crashed(_)
+        );
         !is_unknown && !verdict::of(failure).fatal
     })
 }
@@ -201,8 +204,8 @@ pub(super) fn describe(whole: &Judged, ranks: u32, plan: &Plan) -> String {
 
 /// Returns the slowest measurements of the members, or the failure that is nearest to the cause.
 pub(super) fn worst(
-    results: Vec<Result<Vec<Measured>, Failure>>,
-) -> Result<Vec<Measured>, Failure> {
+    results: Vec<Result<Vec<Measured>, WorkerFailure>>,
+) -> Result<Vec<Measured>, WorkerFailure> {
     let mut worst: Vec<Measured> = Vec::new();
     let mut failures = Vec::new();
     for result in results {
@@ -223,13 +226,13 @@ pub(super) fn worst(
 }
 
 /// Ranks failures by their distance from the cause: one member's failure makes others fail.
-fn rank(failure: &Failure) -> u8 {
+fn rank(failure: &WorkerFailure) -> u8 {
     match failure {
-        Failure::Wrong { .. } => 0,
-        Failure::Cuda { .. } | Failure::Library(_) | Failure::Nvml(_) => 1,
-        Failure::Nccl { code, .. } if *code != 6 => 2,
-        Failure::Crashed(_) => 3,
-        Failure::Nccl { .. } => 4,
-        Failure::Late { .. } => 5,
+        WorkerFailure::Wrong { .. } => 0,
+        WorkerFailure::Cuda { .. } | WorkerFailure::Library(_) | WorkerFailure::Nvml(_) => 1,
+        WorkerFailure::Nccl { code, .. } if *code != 6 => 2,
+        WorkerFailure::Crashed(_) => 3,
+        WorkerFailure::Nccl { .. } => 4,
+        WorkerFailure::Late { .. } => 5,
     }
 }

@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use fleet::Fleet;
-use fleet::session::{Failure, Phase};
+use fleet::session::{Phase, RequestFailure};
 use model::event::normalise;
 use model::mode::Mode;
 use store::NewEvent;
@@ -264,7 +264,7 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
     let mut session = Session::idle(now());
     (session.phase, session.asked) = (Phase::Quarantining, true);
     session.pending_since = Some(now());
-    session.failed(Failure::Error { retry_after: None }, now());
+    session.failed(RequestFailure::Error { retry_after: None }, now());
     session.returns.push(now());
     let report = serde_json::json!({"id": "r", "healthy": false, "faults": ["f"]});
     let reports = serde_json::json!({"waiting": [report], "said": [{"Cancel": {"node": "n3"}}]});

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cluster::ApiError;
 use fleet::{PlannedResource, RemediationResult};
-use model::attempt::Outcome;
+use model::attempt::AttemptOutcome;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
@@ -61,10 +61,10 @@ impl RemediationMetrics {
                 outcome,
             } => {
                 let outcome = match outcome {
-                    Outcome::Succeeded => "succeeded",
-                    Outcome::FailedForNow => "failed-for-now",
-                    Outcome::Failed => "failed",
-                    Outcome::Unclear => "unclear",
+                    AttemptOutcome::Succeeded => "succeeded",
+                    AttemptOutcome::FailedForNow => "failed-for-now",
+                    AttemptOutcome::Failed => "failed",
+                    AttemptOutcome::Unclear => "unclear",
                 };
                 let outcome = ("outcome", outcome.to_owned());
                 let labels = [("node_name", node), ("action", action), outcome];

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cluster::{ApiError, DeviceApi};
-use fleet::session::Failure;
+use fleet::session::RequestFailure;
 use fleet::{FleetInput, PlannedRule};
 use model::device::DeviceTaintRule;
 use runtime::logging::chain;
@@ -29,8 +29,8 @@ pub(crate) fn answered(
         Ok(None) => (format!("DeviceTaintRule {rule} is deleted"), "deleted"),
         Err(error) => {
             let counted = match failure(error) {
-                Failure::Conflict => "conflict",
-                Failure::Error { .. } => "failed",
+                RequestFailure::Conflict => "conflict",
+                RequestFailure::Error { .. } => "failed",
             };
             (format!("DeviceTaintRule {rule}: {}", chain(error)), counted)
         }
@@ -38,7 +38,7 @@ pub(crate) fn answered(
     client.metrics.rule_changed(counted);
     let result = result.map(|rule| rule.map(Box::new)).map_err(|error| {
         let failure = failure(&error);
-        if failure != Failure::Conflict {
+        if failure != RequestFailure::Conflict {
             tracing::warn!(node, rule, err = %chain(&error), "a device taint failed; trying again");
             client.metrics.error("device_taint_error");
         }
@@ -53,11 +53,11 @@ pub(crate) fn answered(
 
 /// Classifies a failed change. A change with an unknown outcome is repeated, since it is
 /// conditional.
-fn failure(error: &ApiError) -> Failure {
+fn failure(error: &ApiError) -> RequestFailure {
     match error {
         // The watch will show the deletion of the rule, after which no change is left.
-        ApiError::Conflict { .. } | ApiError::NotFound { .. } => Failure::Conflict,
-        error => Failure::Error {
+        ApiError::Conflict { .. } | ApiError::NotFound { .. } => RequestFailure::Conflict,
+        error => RequestFailure::Error {
             retry_after: retry_after(error),
         },
     }

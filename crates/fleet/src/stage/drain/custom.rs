@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::{DrainOrder, DrainState, Facts, NodePods, Requests, custom_of};
 use crate::drain::{CustomDrain, PodsToDrain};
-use crate::session::{Failure, JournalNote, Observed};
+use crate::session::{JournalNote, Observed, RequestFailure};
 use crate::stage::managed_resource::{ManagedResource, complete, delete};
 use crate::{CreateAnswer, ResourceUpdate};
 
@@ -92,7 +92,7 @@ impl CustomState {
             self.refused = false;
             return self.object.created(true, requests);
         }
-        let failure = Failure::Error { retry_after: None };
+        let failure = RequestFailure::Error { retry_after: None };
         let Some(earlier) = key.and_then(|key| self.earlier(key)) else {
             return self.failed("another is there, which is not ours", failure, requests);
         };
@@ -116,7 +116,7 @@ impl CustomState {
     }
 
     /// Records that the resource was not created.
-    fn failed(&mut self, why: &str, failure: Failure, requests: &Requests<'_>) {
+    fn failed(&mut self, why: &str, failure: RequestFailure, requests: &Requests<'_>) {
         self.object.state = DrainResource::Unknown;
         self.object.retry.failed(why, failure, requests.now());
         self.refused = false;
@@ -188,12 +188,12 @@ impl CustomState {
             // The request had been given up as lost.
             _ if !awaited => {}
             CreateAnswer::Refused(why) => {
-                self.failed(why, Failure::Error { retry_after: None }, requests);
+                self.failed(why, RequestFailure::Error { retry_after: None }, requests);
                 self.refused = true;
             }
             CreateAnswer::Failed { why, retry_after } => {
                 let retry_after = *retry_after;
-                self.failed(why, Failure::Error { retry_after }, requests);
+                self.failed(why, RequestFailure::Error { retry_after }, requests);
             }
         }
         true

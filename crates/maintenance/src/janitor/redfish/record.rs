@@ -28,7 +28,7 @@ pub struct PowerCycleRecord {
 
 /// Result of looking for the effect of a recorded signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SignalEffect {
     /// The machine has been reset since.
     Reset,
     /// The machine has not been reset.
@@ -55,15 +55,15 @@ impl PowerCycleRecord {
 
     /// Returns whether the machine has been reset since, according to the machine itself and
     /// its log. A log without a new boot proves nothing: it may be full, or delayed.
-    pub fn verdict(&self, machine: &Machine, log: &Log, now: Timestamp) -> Verdict {
+    pub fn verdict(&self, machine: &Machine, log: &Log, now: Timestamp) -> SignalEffect {
         if log.last_boot.is_some() && log.last_boot > self.last_boot {
-            return Verdict::Reset;
+            return SignalEffect::Reset;
         }
         match (&self.last_reset, &machine.last_reset) {
-            (Some(before), Some(after)) if before != after => Verdict::Reset,
-            _ if now.duration_since(self.at).abs() < TOLD_WITHIN => Verdict::TooSoon,
-            (Some(_), Some(_)) => Verdict::NotReset,
-            _ => Verdict::Unknown,
+            (Some(before), Some(after)) if before != after => SignalEffect::Reset,
+            _ if now.duration_since(self.at).abs() < TOLD_WITHIN => SignalEffect::TooSoon,
+            (Some(_), Some(_)) => SignalEffect::NotReset,
+            _ => SignalEffect::Unknown,
         }
     }
 }

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::janitor::{Class, Failure};
+use crate::janitor::{Class, ProviderFailure};
 
 fn at(text: &str) -> Timestamp {
     text.parse().unwrap()
@@ -172,7 +172,7 @@ fn a_record_knows_its_operation_and_the_boot() {
 
 #[test]
 fn only_a_witness_says_that_a_machine_was_reset_or_not() {
-    use Verdict::{NotReset, Reset, TooSoon, Unknown};
+    use SignalEffect::{NotReset, Reset, TooSoon, Unknown};
     let (old, new) = ("2026-11-20T08:00:00Z", "2026-11-25T10:00:40Z");
     let noted = at("2026-11-25T10:00:00Z");
     for (before, after, boot_before, boot_after, seconds, wanted) in [
@@ -306,6 +306,6 @@ fn what_a_bmc_says_at_length_is_cut() {
     object["LastResetTime"] = json!(long);
     let machine = Machine::read(&object).unwrap();
     assert_eq!(machine.last_reset, None);
-    let failure = Failure::new(Class::Permanent, "X", machine.reset_type().unwrap_err());
+    let failure = ProviderFailure::new(Class::Permanent, "X", machine.reset_type().unwrap_err());
     assert_eq!(failure.message.len(), 1000);
 }

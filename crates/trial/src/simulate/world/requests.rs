@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use contract::{HealthEvent, keys};
-use fleet::session::{Failure, Intent};
+use fleet::session::{Intent, RequestFailure};
 use fleet::{
     CreateAnswer, EventInStore, FleetInput, PatchAnswer, Planned, PlannedCheckpoint,
     PlannedRemoval, PlannedResource, PlannedRule, PodUpdate, RemovalAnswer,
@@ -97,7 +97,7 @@ impl World {
             Request::Rule(planned) => {
                 let PlannedRule { node, change, .. } = *planned;
                 let changed = done.then(|| self.rules.change(&change));
-                let failed = Err(Failure::Error { retry_after: None });
+                let failed = Err(RequestFailure::Error { retry_after: None });
                 FleetInput::RuleChanged {
                     node,
                     rule: change.rule_name(),

@@ -238,7 +238,7 @@ fn nothing_that_comes_between_the_lines_of_a_fall_loses_it() {
             let lines = before.into_iter().chain(lines.iter().map(|line| &***line));
             let mut fell: Vec<_> = lines
                 .flat_map(|line| decoder.record(line.as_bytes(), T0))
-                .filter(|it| matches!(it.kind, Kind::FallenOffBus { .. }))
+                .filter(|it| matches!(it.kind, FindingKind::FallenOffBus { .. }))
                 .collect();
             fell.sort_by(|a, b| a.pci.cmp(&b.pci));
             let fell: Vec<_> = fell.iter().filter_map(|it| it.pci.as_deref()).collect();

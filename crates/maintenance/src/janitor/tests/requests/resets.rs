@@ -1,7 +1,7 @@
 //! GPU resets by a provider, on a board.
 
 use super::*;
-use crate::janitor::{Answer, Class, Failure, Found, Question};
+use crate::janitor::{Answer, Class, Found, ProviderFailure, Question};
 
 /// Time after which a provider is asked again.
 const AGAIN: SignedDuration = SignedDuration::from_secs(30);
@@ -36,8 +36,8 @@ fn sent() -> World {
     world
 }
 
-fn failed(class: Class) -> Failure {
-    Failure::new(class, "REASON", "what happened")
+fn failed(class: Class) -> ProviderFailure {
+    ProviderFailure::new(class, "REASON", "what happened")
 }
 
 impl World {
