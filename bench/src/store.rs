@@ -16,7 +16,7 @@ use agent::kernel_log::event_of_line;
 use anyhow::Context as _;
 use cli::bench::{Figure, median};
 use connector::Sink;
-use connector::outbox::{Limits, Outbox};
+use connector::outbox::{Outbox, OutboxLimits};
 use contract::HealthEvent;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
@@ -32,7 +32,7 @@ const BATCH: usize = 100;
 const ROUNDS: usize = 5;
 const TURN: Duration = Duration::from_millis(800);
 /// Size of the outbox; more than a turn fills.
-const ROOM: Limits = Limits {
+const ROOM: OutboxLimits = OutboxLimits {
     bytes: 4 << 30,
     events: 4_000_000,
 };

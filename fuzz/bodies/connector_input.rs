@@ -3,7 +3,7 @@
 use contract::{HealthEvents, json};
 use jiff::{SignedDuration, Timestamp};
 use model::event::{self, EventRecord};
-use model::fault::{Change, FaultBook, Ignored, MAX_OPEN_FAULTS_PER_NODE};
+use model::fault::{FaultBook, FaultChange, Ignored, MAX_OPEN_FAULTS_PER_NODE};
 use prost::Message as _;
 
 /// Panics if the connector breaks an invariant on this input.
@@ -48,7 +48,7 @@ pub fn run(request: &[u8]) {
         assert!(book.faults(&record.event.node_name).len() <= MAX_OPEN_FAULTS_PER_NODE);
         assert_eq!(
             book.record(&record),
-            [Change::Ignored(Ignored::AlreadyRecorded)]
+            [FaultChange::Ignored(Ignored::AlreadyRecorded)]
         );
     }
     // A fault book is equal to itself after a round trip through its stored form.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use diagnosis::{
     catalog::{Catalog, Overrides},
-    decode::{Finding, FindingKind, KernelLogDecoder, LogLine, Machine, decode},
+    decode::{Finding, FindingKind, KernelLogDecoder, LogLine, MachineGpus, decode},
     subject::normalise_pci,
 };
 use jiff::{SignedDuration, Timestamp};
@@ -26,7 +26,7 @@ pub fn run(input: &[u8]) {
         catalog = changed;
     }
     let mut decoder = KernelLogDecoder::new(Arc::new(catalog));
-    decoder.set_machine(Machine::parse(file).ok());
+    decoder.set_machine(MachineGpus::parse(file).ok());
 
     let mut at = Timestamp::UNIX_EPOCH;
     for line in log.split(|byte| *byte == b'\n') {

@@ -27,10 +27,10 @@ use devices::board::Own;
 use devices::faults::NodeFaults;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::KernelLogDecoder;
-use diagnosis::gpu::checks::{Change, Health, Remembered};
+use diagnosis::gpu::checks::{Health, ProblemChange, Remembered};
 use diagnosis::gpu::dcgm::{DcgmLook, ImexUse};
 use diagnosis::gpu::{GpuEvent, Inventory, Readings};
-use diagnosis::limits::Limits;
+use diagnosis::limits::CheckLimits;
 use jiff::Timestamp;
 use model::fault::clears_on_reboot;
 use runtime::logging::Seldom;
@@ -72,7 +72,7 @@ const PROBE_HAS_ENDED: &str = "the probe of the GPUs has ended; only a restart s
 
 #[derive(Clone, Debug)]
 pub struct GpuConfig {
-    pub limits: Limits,
+    pub limits: CheckLimits,
     /// True if the GPUs are fake: reports about them are marked, and the kernel log has nothing
     /// about them.
     pub is_fake: bool,
@@ -359,7 +359,7 @@ impl GpuMonitor {
     }
 
     /// Reports changes, and saves the state.
-    fn report_changes(&mut self, changes: &[Change]) {
+    fn report_changes(&mut self, changes: &[ProblemChange]) {
         for change in changes {
             let blank = self.reporter.event(&change.check, keys::COMPONENT_GPU);
             let driver_version = self.inventory.driver_version.as_deref();

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use contract::keys;
 use diagnosis::catalog::Catalog;
-use diagnosis::decode::{KernelLogDecoder, Machine};
+use diagnosis::decode::{KernelLogDecoder, MachineGpus};
 use host::boot::Boot;
 use host::kernel_log::{
     Event, KernelLogOpenError, KernelLogRecord, KernelLogSpec, Position, Source,
@@ -67,7 +67,7 @@ pub struct KernelLogConfig {
     pub gpu_metadata: PathBuf,
     /// Description of the GPUs from the driver, which takes precedence over that file; `None`
     /// until the driver has one.
-    pub machine: watch::Receiver<Option<Machine>>,
+    pub machine: watch::Receiver<Option<MachineGpus>>,
     /// Directory of sysfs, for the names of NICs: [`host::nics::SYSFS`].
     pub sysfs: PathBuf,
     /// Catalogue with the meaning of the lines.

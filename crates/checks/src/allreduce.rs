@@ -42,10 +42,10 @@ use crate::worker::{Benchmark, Launcher, Libraries, Operation, SeenGpu, WorkerFa
 use collective::Collective;
 use collective::nccl::Nccl;
 use collective::tcp::Tcp;
-use coordinator::Plan;
-use gang::{Gang, GangError, Places};
+use coordinator::ExaminationPlan;
+use gang::{Gang, GangError, GangSources};
 use messages::{Hello, MemberVerdict, PROTOCOL, VerdictKind};
-use rendezvous::Place;
+use rendezvous::RendezvousAddress;
 use wire::GangKey;
 
 /// Agent of the check's events (NVSentinel's name).
@@ -77,7 +77,7 @@ const BEYOND: Duration = Duration::from_secs(60);
 struct Settings {
     pod: String,
     node: String,
-    places: Places,
+    places: GangSources,
     form: Duration,
     timeout: Duration,
     benchmark: Benchmark,
@@ -246,7 +246,7 @@ async fn coordinate(
             _ => outcome,
         })
     })?;
-    let plan = Plan {
+    let plan = ExaminationPlan {
         formed,
         timeout: settings.timeout,
         benchmark: settings.benchmark.clone(),
@@ -381,12 +381,12 @@ impl Settings {
         Ok(Self {
             pod: environment.required(&["POD_NAME", "MY_POD_NAME"], "the name of this pod")?,
             node: environment.required(&["NODE_NAME"], "the name of the node")?,
-            places: Places {
+            places: GangSources {
                 directory: PathBuf::from(
                     environment
                         .required(&["GANG_CONFIG_DIR"], "the directory of the gang's files")?,
                 ),
-                rendezvous: Place::read(environment)?,
+                rendezvous: RendezvousAddress::read(environment)?,
             },
             form: form.unwrap_or(FORM),
             timeout: timeout.unwrap_or(loopback::TIMEOUT),

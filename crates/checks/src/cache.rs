@@ -11,7 +11,7 @@ use tonic::transport::Endpoint;
 
 use crate::environment::Environment;
 use crate::outcome::{CheckOutcome, Result as Meaning};
-use crate::worker::{FromWorker, Launcher, Libraries, Request, Worker};
+use crate::worker::{FromWorker, Launcher, Libraries, Worker, WorkerRequest};
 
 /// Time limit for the driver to name the GPUs.
 const NAME: Duration = Duration::from_secs(30);
@@ -23,7 +23,7 @@ const ASK: Duration = Duration::from_secs(2);
 pub(crate) async fn gpus(environment: &Environment, launcher: &Launcher) -> Vec<String> {
     let asked = async {
         let mut worker = Worker::start(launcher)?;
-        let request = Request::Gpus(Libraries::of(environment));
+        let request = WorkerRequest::Gpus(Libraries::of(environment));
         worker.ask(&request, Instant::now() + NAME).await
     };
     match asked.await {

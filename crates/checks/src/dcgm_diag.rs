@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::environment::{BadVariable, Environment};
 use crate::outcome::{CheckOutcome, Finding, Result as Meaning};
 use crate::verdict;
-use crate::worker::{FromWorker, Launcher, Libraries, Request, SeenGpu, Worker};
+use crate::worker::{FromWorker, Launcher, Libraries, SeenGpu, Worker, WorkerRequest};
 use dcgmi::{Dcgmi, Trouble};
 
 /// Agent of the check's events (NVSentinel's name).
@@ -94,7 +94,7 @@ async fn see(
         outcome => outcome,
     };
     let mut worker = Worker::start(launcher).map_err(failed)?;
-    let request = Request::Gpus(settings.libraries.clone());
+    let request = WorkerRequest::Gpus(settings.libraries.clone());
     match worker.ask(&request, until).await.map_err(failed)? {
         FromWorker::Gpus(gpus) if gpus.is_empty() => {
             let text = "this container has no GPU that could be tested".to_owned();

@@ -13,8 +13,8 @@ use crate::outcome::{CheckOutcome, Finding, Result as Meaning};
 use crate::refusal::Variables;
 use crate::verdict;
 use crate::worker::{
-    Benchmark, FromWorker, Join, Launcher, Libraries, Measured, Operation, Request, SeenGpu,
-    Worker, WorkerFailure,
+    Benchmark, FromWorker, Join, Launcher, Libraries, Measured, Operation, SeenGpu, Worker,
+    WorkerFailure, WorkerRequest,
 };
 
 /// Agent of the check's events (NVSentinel's name).
@@ -154,7 +154,10 @@ async fn measure(
     let libraries = &settings.libraries;
     // In a process of its own, since a driver whose NVML fails may still work.
     let mut asked = Worker::start(launcher)?;
-    match asked.ask(&Request::Gpus(libraries.clone()), until).await {
+    match asked
+        .ask(&WorkerRequest::Gpus(libraries.clone()), until)
+        .await
+    {
         Ok(FromWorker::Gpus(seen)) => *gpus = seen,
         Ok(answer) => return Err(answer.unexpected()),
         Err(failure) => tracing::warn!("the GPUs are not known by name: {failure}"),
@@ -162,7 +165,7 @@ async fn measure(
     drop(asked);
     let mut worker = Worker::start(launcher)?;
     let devices = match worker
-        .ask(&Request::Devices(libraries.clone()), until)
+        .ask(&WorkerRequest::Devices(libraries.clone()), until)
         .await?
     {
         FromWorker::Devices(devices) => devices,
@@ -175,7 +178,10 @@ async fn measure(
         operation: Operation::Sum,
     };
     let request = if devices > 1 {
-        let id = match worker.ask(&Request::Id(libraries.clone()), until).await? {
+        let id = match worker
+            .ask(&WorkerRequest::Id(libraries.clone()), until)
+            .await?
+        {
             FromWorker::Id(id) => id,
             answer => return Err(answer.unexpected()),
         };
@@ -184,9 +190,9 @@ async fn measure(
             ranks: devices,
             first: 0,
         };
-        Request::AllReduce(libraries.clone(), join, benchmark)
+        WorkerRequest::AllReduce(libraries.clone(), join, benchmark)
     } else {
-        Request::Copy(libraries.clone(), benchmark)
+        WorkerRequest::Copy(libraries.clone(), benchmark)
     };
     match worker.ask(&request, until).await? {
         FromWorker::Measured(measured) => Ok((devices, measured)),

@@ -14,7 +14,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use contract::{HealthEvent, ProcessingStrategy, RecommendedAction};
-use host::program::Group;
+use host::program::ProcessGroup;
 use runtime::logging::plain;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
@@ -119,7 +119,7 @@ async fn run(settings: &VerifySettings, strategy: &'static str) -> Result<Run, V
             source,
         })?;
     // All children of the check end with it, as in a container.
-    let group = Group::of(&child);
+    let group = ProcessGroup::of(&child);
     let outputs = [
         tokio::spawn(pass_on(child.stdout.take(), io::stdout())),
         tokio::spawn(pass_on(child.stderr.take(), io::stderr())),

@@ -36,7 +36,7 @@ pub(crate) struct Libraries {
 /// Request to a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Request {
+pub(crate) enum WorkerRequest {
     /// Asks for the GPUs that NVML reports.
     Gpus(Libraries),
     /// Asks for the number of CUDA devices.

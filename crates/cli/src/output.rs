@@ -40,13 +40,13 @@ pub(crate) fn part(text: &str) -> io::Result<()> {
 
 /// A list in JSON or YAML, written one item at a time.
 #[derive(Default)]
-pub(crate) struct List {
+pub(crate) struct StreamedList {
     written: u64,
 }
 
-// === impl List ===
+// === impl StreamedList ===
 
-impl List {
+impl StreamedList {
     pub(crate) fn item(&mut self, format: Format, item: &impl Serialize) -> anyhow::Result<()> {
         if format == Format::Yaml {
             structured(format, &[item])?;

@@ -110,16 +110,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::fake::{Answer, serve};
+    use crate::fake::{FakeAnswer, serve};
 
     #[tokio::test]
     async fn what_the_api_server_allows_is_what_it_says() {
         let review = |allowed: bool| json!({"status": {"allowed": allowed}}).to_string();
         let answers = vec![
-            Answer::Now(201, review(true)),
-            Answer::Now(201, review(false)),
-            Answer::Now(500, String::new()),
-            Answer::Now(
+            FakeAnswer::Now(201, review(true)),
+            FakeAnswer::Now(201, review(false)),
+            FakeAnswer::Now(500, String::new()),
+            FakeAnswer::Now(
                 201,
                 json!({"status": {"userInfo": {"username": "ops"}}}).to_string(),
             ),
@@ -148,8 +148,8 @@ mod tests {
     async fn version_and_clock_are_those_of_the_answer() {
         let version = json!({"gitVersion": "v1.33.2-gke.1", "minor": "33+"}).to_string();
         let answers = vec![
-            Answer::Now(200, version),
-            Answer::Now(401, "Unauthorized".into()),
+            FakeAnswer::Now(200, version),
+            FakeAnswer::Now(401, "Unauthorized".into()),
         ];
         let (cluster, _) = serve(answers).await;
         let info = cluster.server_info().await.unwrap();

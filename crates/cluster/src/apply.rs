@@ -122,7 +122,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::fake::{self, Answer};
+    use crate::fake::{self, FakeAnswer};
     use crate::request::ANSWER_BYTES;
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
             PATCH_DOES_NOT_APPLY,
             "metadata.labels: Invalid value: \"a b\"",
         ]
-        .map(|message| Answer::Now(422, json!({"code": 422, "message": message}).to_string()));
+        .map(|message| FakeAnswer::Now(422, json!({"code": 422, "message": message}).to_string()));
         let (cluster, _requests) = fake::serve(answers.into()).await;
         let node = node(&json!([]));
         for expected in [
@@ -209,13 +209,13 @@ mod tests {
     async fn one_call_is_one_request() {
         let nodes = fake::node("n", 2).to_string();
         let answers = vec![
-            Answer::Now(200, nodes),
-            Answer::Later("3"),
-            Answer::Later("Sat, 21 Nov 2026 12:00:00 GMT"),
-            Answer::Now(503, "overloaded".into()),
-            Answer::Now(200, "[]".into()),
-            Answer::Now(200, "<html>".into()),
-            Answer::Now(200, " ".repeat(ANSWER_BYTES + 1)),
+            FakeAnswer::Now(200, nodes),
+            FakeAnswer::Later("3"),
+            FakeAnswer::Later("Sat, 21 Nov 2026 12:00:00 GMT"),
+            FakeAnswer::Now(503, "overloaded".into()),
+            FakeAnswer::Now(200, "[]".into()),
+            FakeAnswer::Now(200, "<html>".into()),
+            FakeAnswer::Now(200, " ".repeat(ANSWER_BYTES + 1)),
         ];
         let count = answers.len();
         let (cluster, mut requests) = fake::serve(answers).await;
@@ -299,10 +299,10 @@ mod tests {
     async fn a_node_is_there_or_not_or_cannot_be_asked_for() {
         let refused = r#"{"kind":"Status","code":403,"message":"not yours"}"#;
         let answers = vec![
-            Answer::Now(200, fake::node("n1", 7).to_string()),
-            Answer::Now(404, String::new()),
-            Answer::Now(403, refused.to_owned()),
-            Answer::Now(200, "[]".to_owned()),
+            FakeAnswer::Now(200, fake::node("n1", 7).to_string()),
+            FakeAnswer::Now(404, String::new()),
+            FakeAnswer::Now(403, refused.to_owned()),
+            FakeAnswer::Now(200, "[]".to_owned()),
         ];
         let (cluster, mut requests) = fake::serve(answers).await;
         let node = cluster.node("n1").await.unwrap().unwrap();

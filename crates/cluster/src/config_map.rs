@@ -170,15 +170,15 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::fake::{self, Answer};
+    use crate::fake::{self, FakeAnswer};
 
     fn object(text: &str, version: u32) -> Value {
         json!({"metadata": {"name": "p", "resourceVersion": version.to_string()}, "data": {"a": text}})
     }
 
-    fn list(items: &[Value], version: &str) -> Answer {
+    fn list(items: &[Value], version: &str) -> FakeAnswer {
         let metadata = json!({"resourceVersion": version});
-        Answer::Now(
+        FakeAnswer::Now(
             200,
             json!({"metadata": metadata, "items": items}).to_string(),
         )
@@ -193,17 +193,17 @@ mod tests {
         let forbidden =
             json!({"kind": "Status", "status": "Failure", "code": 403, "message": "no"});
         let answers = vec![
-            Answer::Now(403, forbidden.to_string()),
+            FakeAnswer::Now(403, forbidden.to_string()),
             list(&[object("1", 1)], "1"),
-            Answer::Lines(vec![
+            FakeAnswer::Lines(vec![
                 line("MODIFIED", &object("2", 2)),
                 line("DELETED", &object("2", 3)),
             ]),
-            Answer::Now(410, json!({"kind": "Status", "code": 410}).to_string()),
+            FakeAnswer::Now(410, json!({"kind": "Status", "code": 410}).to_string()),
             list(&[], "4"),
-            Answer::Lines(vec![line("ADDED", &object("3", 5))]),
-            Answer::Now(500, String::new()),
-            Answer::Open(Vec::new()),
+            FakeAnswer::Lines(vec![line("ADDED", &object("3", 5))]),
+            FakeAnswer::Now(500, String::new()),
+            FakeAnswer::Open(Vec::new()),
         ];
         let (cluster, mut requests) = fake::serve(answers).await;
         let mut events = cluster.watch_config_map("ns", "p", CancellationToken::new());

@@ -12,7 +12,7 @@ use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigErro
 use kube::{Client, Config};
 
 use crate::KnownNodes;
-use crate::counters::{Counters, Requests};
+use crate::counters::{Counters, RequestCounts};
 use crate::pace::{Pace, PaceLayer, Urgency};
 use crate::request;
 use crate::tenure::{Tenure, TenureLayer};
@@ -236,8 +236,8 @@ impl Cluster {
 
     /// Returns the numbers of requests to the API server so far, and the limit of those in
     /// flight.
-    pub fn requests(&self) -> Requests {
-        Requests {
+    pub fn requests(&self) -> RequestCounts {
+        RequestCounts {
             sent: self.counters.sent.load(Ordering::Relaxed),
             throttled: self.counters.throttled.load(Ordering::Relaxed),
             failed: self.counters.failed.load(Ordering::Relaxed),

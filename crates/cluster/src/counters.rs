@@ -6,7 +6,7 @@ use crate::warnings::Warnings;
 
 /// Numbers of requests to the API server since the start, without watches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Requests {
+pub struct RequestCounts {
     /// Requests sent, with or without an answer.
     pub sent: u64,
     /// Requests answered with HTTP status 429.
@@ -19,7 +19,7 @@ pub struct Requests {
     pub limit: usize,
 }
 
-/// The counters behind [`Requests`].
+/// The counters behind [`RequestCounts`].
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) sent: AtomicU64,

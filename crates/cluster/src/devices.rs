@@ -24,7 +24,7 @@ use crate::connect::Cluster;
 use crate::error::{ApiError, found};
 use crate::pace::Urgency;
 use crate::request::ask;
-use crate::signals::{Change, apply_signal};
+use crate::signals::{ObjectChange, apply_signal};
 use crate::watch::{Selection, Signal};
 
 mod object;
@@ -362,7 +362,7 @@ fn inputs<T>(
     input: impl Fn(String, Option<Arc<T>>) -> DeviceInput,
 ) -> Vec<DeviceInput> {
     let changes = apply_signal(known, signal, |object| Some((name(object), ())));
-    let changes = changes.into_iter().map(Change::into_parts);
+    let changes = changes.into_iter().map(ObjectChange::into_parts);
     changes.map(|(name, object)| input(name, object)).collect()
 }
 

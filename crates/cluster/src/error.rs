@@ -184,11 +184,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::fake::{self, Answer};
+    use crate::fake::{self, FakeAnswer};
     use crate::layer::MESSAGE_CHARS;
 
     async fn error(code: u16, body: String) -> ApiError {
-        let (cluster, _requests) = fake::serve(vec![Answer::Now(code, body)]).await;
+        let (cluster, _requests) = fake::serve(vec![FakeAnswer::Now(code, body)]).await;
         cluster.own_name().await.unwrap_err()
     }
 

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use crate::connect::{Cluster, ConnectOptions};
 
 /// An answer to one request.
-pub(crate) enum Answer {
+pub(crate) enum FakeAnswer {
     /// An answer with this status and body.
     Now(u16, String),
     /// Status 429 with this `Retry-After`.
@@ -35,12 +35,12 @@ pub(crate) enum Answer {
 }
 
 /// Requests that the server received, oldest first: method, path with query, user agent.
-pub(crate) type Requests = mpsc::UnboundedReceiver<[String; 3]>;
+pub(crate) type ReceivedRequests = mpsc::UnboundedReceiver<[String; 3]>;
 
-type Script = Arc<Mutex<VecDeque<Answer>>>;
+type Script = Arc<Mutex<VecDeque<FakeAnswer>>>;
 
 /// Starts a server that gives `answers` in turn, and then leaves every request unanswered.
-pub(crate) async fn serve(answers: Vec<Answer>) -> (Cluster, Requests) {
+pub(crate) async fn serve(answers: Vec<FakeAnswer>) -> (Cluster, ReceivedRequests) {
     let script: Script = Arc::new(Mutex::new(answers.into()));
     let (seen, requests) = mpsc::unbounded_channel();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -104,27 +104,27 @@ async fn answer(
     let next = script.lock().unwrap().pop_front();
     let response = Response::builder();
     let response = match next {
-        Some(Answer::Now(status, body)) => response.status(status).body(Body::from(body)),
-        Some(Answer::Later(when)) => response
+        Some(FakeAnswer::Now(status, body)) => response.status(status).body(Body::from(body)),
+        Some(FakeAnswer::Later(when)) => response
             .status(429)
             .header(RETRY_AFTER, when)
             .body(Body::from("Too many requests, please try again later.\n")),
-        Some(Answer::Warned(status, warning)) => response
+        Some(FakeAnswer::Warned(status, warning)) => response
             .status(status)
             .header(WARNING, warning)
             .body(Body::from(node("n", 1).to_string())),
-        Some(Answer::Lines(all)) => response.body(Body::from_stream(lines(all))),
-        Some(Answer::Open(all)) => {
+        Some(FakeAnswer::Lines(all)) => response.body(Body::from_stream(lines(all))),
+        Some(FakeAnswer::Open(all)) => {
             response.body(Body::from_stream(lines(all).chain(stream::pending())))
         }
-        Some(Answer::Trickle) => {
+        Some(FakeAnswer::Trickle) => {
             let bytes = stream::repeat(()).then(async |()| {
                 tokio::time::sleep(Duration::from_secs(10)).await;
                 Ok::<_, std::io::Error>(Bytes::from_static(b" "))
             });
             response.body(Body::from_stream(bytes))
         }
-        Some(Answer::Never) | None => return std::future::pending().await,
+        Some(FakeAnswer::Never) | None => return std::future::pending().await,
     };
     response.unwrap()
 }

@@ -83,11 +83,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::fake::{Answer, node, serve};
+    use crate::fake::{FakeAnswer, node, serve};
 
     #[tokio::test]
     async fn one_is_asked_for_by_name_or_label_and_may_be_missing() {
-        let list = |items: &[Value]| Answer::Now(200, json!({"items": items}).to_string());
+        let list = |items: &[Value]| FakeAnswer::Now(200, json!({"items": items}).to_string());
         let map = json!({"metadata": {"name": "m", "resourceVersion": "1"}, "data": {"k": "v"}});
         let answers = vec![
             list(&[node("n 1", 7)]),
@@ -95,11 +95,11 @@ mod tests {
             list(&[node("n1", 7)]),
             list(&[map]),
             list(&[]),
-            Answer::Now(403, "not yours".into()),
-            Answer::Now(404, String::new()),
+            FakeAnswer::Now(403, "not yours".into()),
+            FakeAnswer::Now(404, String::new()),
             list(&[]),
             list(&[node("n1", 7)]),
-            Answer::Now(
+            FakeAnswer::Now(
                 200,
                 json!({"items": [node("n1", 7)], "metadata": {"remainingItemCount": 49}})
                     .to_string(),

@@ -145,15 +145,15 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::fake::{self, Answer};
+    use crate::fake::{self, FakeAnswer};
     use crate::{ApiError, Tenure, Urgency};
 
     #[tokio::test]
     async fn writes_are_made_only_while_we_lead() {
         let answers = vec![
-            Answer::Now(200, fake::node("n", 2).to_string()),
-            Answer::Never,
-            Answer::Now(200, fake::node("n", 3).to_string()),
+            FakeAnswer::Now(200, fake::node("n", 2).to_string()),
+            FakeAnswer::Never,
+            FakeAnswer::Now(200, fake::node("n", 3).to_string()),
         ];
         let (cluster, mut requests) = fake::serve(answers).await;
         let tenure = Tenure::begin(Instant::now());
@@ -193,8 +193,8 @@ mod tests {
     /// The Lease must not be lost because its renewal waits for a turn.
     #[tokio::test]
     async fn a_connection_of_ones_own_is_never_slowed_down() {
-        let mut answers: Vec<Answer> = (0..8).map(|_| Answer::Later("30")).collect();
-        answers.push(Answer::Now(200, "{}".to_owned()));
+        let mut answers: Vec<FakeAnswer> = (0..8).map(|_| FakeAnswer::Later("30")).collect();
+        answers.push(FakeAnswer::Now(200, "{}".to_owned()));
         let (cluster, _requests) = fake::serve(answers).await;
         let own = cluster.with_own_connection().unwrap();
         let look = async || {

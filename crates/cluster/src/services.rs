@@ -37,11 +37,11 @@ pub enum ServiceEvent {
 
 /// Watches of single nodes. Each has watches of its own, since few nodes are under maintenance.
 #[derive(Debug)]
-pub struct ServiceWatches(Follower<(String, Part), ServiceEvent>);
+pub struct ServiceWatches(Follower<(String, WatchedObjects), ServiceEvent>);
 
 /// The objects of a node that one watch is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
+enum WatchedObjects {
     Node,
     Pods,
     Slices,
@@ -69,7 +69,7 @@ impl ServiceWatches {
             };
             Some(ServiceEvent::Node(name.clone(), node))
         };
-        let key = (node.to_owned(), Part::Node);
+        let key = (node.to_owned(), WatchedObjects::Node);
         self.0.follow(key, selection, read, cancel)
     }
 
@@ -89,7 +89,7 @@ impl ServiceWatches {
             let pods = pods.iter().filter_map(|pod| service_pod(pod)).collect();
             ServiceEvent::Pods(name.clone(), pods)
         });
-        let key = (node.to_owned(), Part::Pods);
+        let key = (node.to_owned(), WatchedObjects::Pods);
         self.0.follow(key, selection, read, cancel)
     }
 
@@ -100,7 +100,7 @@ impl ServiceWatches {
         node: &str,
         cancel: &CancellationToken,
     ) -> Result<(), ConnectError> {
-        let key = (node.to_owned(), Part::Slices);
+        let key = (node.to_owned(), WatchedObjects::Slices);
         let node = node.to_owned();
         (self.0).start(key, cancel, |following| watch_slices(following, node))
     }
@@ -108,7 +108,11 @@ impl ServiceWatches {
     /// Stops watching a node and the objects that belong to it. Events already queued are still
     /// delivered.
     pub fn leave(&mut self, node: &str) {
-        for part in [Part::Node, Part::Pods, Part::Slices] {
+        for part in [
+            WatchedObjects::Node,
+            WatchedObjects::Pods,
+            WatchedObjects::Slices,
+        ] {
             self.0.leave(&(node.to_owned(), part));
         }
     }

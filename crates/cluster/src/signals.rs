@@ -9,7 +9,7 @@ use crate::watch::Signal;
 
 /// A change of the objects of a watch.
 #[derive(Debug, PartialEq)]
-pub enum Change<T> {
+pub enum ObjectChange<T> {
     /// An object that is new or changed.
     Set(String, Arc<T>),
     /// The name of an object that is gone.
@@ -25,22 +25,22 @@ pub fn apply_signal<T, V>(
     listing: &mut Listing<String, V>,
     signal: Signal<T>,
     read: impl Fn(&Arc<T>) -> Option<(String, V)>,
-) -> Vec<Change<T>> {
+) -> Vec<ObjectChange<T>> {
     match signal {
         Signal::Restarted => listing.begin(),
         Signal::Listed => {
             let gone = listing.end().into_iter();
-            return gone.map(|(key, _)| Change::Gone(key)).collect();
+            return gone.map(|(key, _)| ObjectChange::Gone(key)).collect();
         }
         Signal::Applied(object) => {
             if let Some((key, value)) = read(&object) {
                 listing.set(key.clone(), value);
-                return vec![Change::Set(key, object)];
+                return vec![ObjectChange::Set(key, object)];
             }
         }
         Signal::Deleted(key) => {
             listing.remove(&key);
-            return vec![Change::Gone(key)];
+            return vec![ObjectChange::Gone(key)];
         }
         Signal::Failing { .. } | Signal::Recovered => {}
     }
@@ -69,9 +69,9 @@ pub(crate) struct SingleObject {
     listed: bool,
 }
 
-// === impl Change ===
+// === impl ObjectChange ===
 
-impl<T> Change<T> {
+impl<T> ObjectChange<T> {
     /// Returns the name and the object; `None` for an object that is gone.
     pub fn into_parts(self) -> (String, Option<Arc<T>>) {
         match self {
@@ -132,7 +132,7 @@ mod tests {
         };
         let mut apply = |signal| {
             let changes = apply_signal(&mut listing, signal, read).into_iter();
-            let parts = changes.map(Change::into_parts);
+            let parts = changes.map(ObjectChange::into_parts);
             let parts: Vec<_> = parts.map(|(key, object)| (key, object.is_some())).collect();
             let values: Vec<u8> = listing.values().copied().collect();
             (parts, values)

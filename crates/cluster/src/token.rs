@@ -95,14 +95,14 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::fake::{Answer, serve};
+    use crate::fake::{FakeAnswer, serve};
 
     #[tokio::test]
     async fn what_the_api_server_says_of_a_token() {
         let review = |status: Value| {
             let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
                 "metadata": {}, "spec": {}, "status": status});
-            Answer::Now(201, body.to_string())
+            FakeAnswer::Now(201, body.to_string())
         };
         let user = json!({"username": "system:serviceaccount:g:agent",
             "extra": {"authentication.kubernetes.io/node-name": ["n1"],
@@ -114,8 +114,8 @@ mod tests {
             review(json!({"authenticated": true, "user": user})),
             review(json!({"authenticated": true, "audiences": ["them"], "user": user})),
             review(json!({"authenticated": false, "error": "it has expired"})),
-            Answer::Now(403, forbidden.to_string()),
-            Answer::Now(500, "oh".into()),
+            FakeAnswer::Now(403, forbidden.to_string()),
+            FakeAnswer::Now(500, "oh".into()),
         ])
         .await;
         let owner = cluster.review_token("t", "us").await.unwrap();

@@ -79,14 +79,14 @@ mod tests {
     use model::node::{NodeChange, NodeView};
 
     use super::*;
-    use crate::fake::{self, Answer};
+    use crate::fake::{self, FakeAnswer};
 
     #[tokio::test]
     async fn a_warning_is_counted_with_every_answer() {
         let answers = vec![
-            Answer::Warned(200, r#"299 - "unknown field \"spec.x\"""#),
-            Answer::Warned(409, r#"299 - "unknown field \"spec.x\"""#),
-            Answer::Now(200, fake::node("n", 2).to_string()),
+            FakeAnswer::Warned(200, r#"299 - "unknown field \"spec.x\"""#),
+            FakeAnswer::Warned(409, r#"299 - "unknown field \"spec.x\"""#),
+            FakeAnswer::Now(200, fake::node("n", 2).to_string()),
         ];
         let (cluster, _requests) = fake::serve(answers).await;
         let (view, change) = (

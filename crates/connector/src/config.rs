@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::transform::load::{self, Kind};
 use crate::transform::{Transformer, augment};
 use contract::findings::FileError;
-use model::condition::Limits;
+use model::condition::MessageLimits;
 use runtime::text_file;
 use runtime::tls::CertificateFiles;
 
@@ -23,7 +23,7 @@ pub struct ConnectorConfig {
     /// Transformers, in the order of their use.
     pub transformers: Vec<Transformer>,
     /// Limits for the messages of node conditions, which NVSentinel's connector writes.
-    pub limits: Limits,
+    pub limits: MessageLimits,
     /// Service that events are forwarded to, in addition to the store.
     pub forward: Option<ForwardTarget>,
     /// Remarks about settings that were read and have no effect, for display.

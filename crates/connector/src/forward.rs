@@ -32,7 +32,7 @@ use tokio::sync::{Semaphore, watch};
 use tonic::transport::Channel;
 
 use crate::deliver::{Delivery, DeliveryStatus, Receiver, token_header};
-use crate::outbox::{Limits, Outbox, OutboxError, OutboxOpenError};
+use crate::outbox::{Outbox, OutboxError, OutboxLimits, OutboxOpenError};
 use crate::{Sink, SinkError};
 
 /// Name of the directory inside the data directory.
@@ -129,7 +129,7 @@ impl Forwarding {
         let outbox = Outbox::open_as(
             "gpuwarden_forward_outbox",
             &data_dir.join(DIRECTORY),
-            Limits::default(),
+            OutboxLimits::default(),
             // The target does not identify its store.
             None,
             metrics,

@@ -51,8 +51,8 @@ pub use forward::{ForwardError, ForwardStatus, ForwardTarget, Forwarding, Target
 pub use pipeline::{NodeLookup, Pipeline};
 pub use refusal::{Reason, Refused};
 pub use server::{
-    Admission, Identify, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_REQUEST_BYTES, MAX_STREAMS,
-    Service, serve, service,
+    Admission, ConnectorService, Identify, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_REQUEST_BYTES,
+    MAX_STREAMS, serve, service,
 };
 pub use sink::{Sink, SinkError};
 
@@ -105,7 +105,7 @@ pub enum AcceptError {
         found: usize,
     },
     /// Some events were refused. All others were stored.
-    #[error("{}{}", refusal::List(.refused), refusal::Others(*.stored))]
+    #[error("{}{}", refusal::RefusedList(.refused), refusal::Others(*.stored))]
     Refused {
         /// Refused events; at least one.
         refused: Vec<Refused>,

@@ -57,7 +57,7 @@ const DIRECTORY: &str = "outbox";
 
 /// Limits of the contents of an outbox.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct OutboxLimits {
     /// Size on disk (bytes).
     pub bytes: u64,
     /// Number of waiting events.
@@ -162,7 +162,7 @@ impl Outbox {
     /// from then on. Waiting events are kept, even beyond `limits`.
     pub fn open(
         data_dir: &Path,
-        limits: Limits,
+        limits: OutboxLimits,
         metrics: &Metrics,
     ) -> Result<Self, OutboxOpenError> {
         Self::open_as("gpuwarden_outbox", data_dir, limits, Some(KEEP), metrics)
@@ -173,7 +173,7 @@ impl Outbox {
     pub(crate) fn open_as(
         name: &str,
         data_dir: &Path,
-        limits: Limits,
+        limits: OutboxLimits,
         keep: Option<SignedDuration>,
         metrics: &Metrics,
     ) -> Result<Self, OutboxOpenError> {
@@ -265,16 +265,16 @@ impl Sink for Outbox {
     }
 }
 
-// === impl Limits ===
+// === impl OutboxLimits ===
 
-impl Limits {
+impl OutboxLimits {
     /// Returns the size that closes a segment (bytes). Room is freed in pieces of this size.
     fn segment_bytes(&self) -> u64 {
         self.bytes / 16
     }
 }
 
-impl Default for Limits {
+impl Default for OutboxLimits {
     fn default() -> Self {
         Self {
             bytes: DEFAULT_BYTES,

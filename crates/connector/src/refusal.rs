@@ -37,16 +37,16 @@ pub enum Reason {
 }
 
 /// Refused events, as text.
-pub(super) struct List<'a>(pub(super) &'a [Refused]);
+pub(super) struct RefusedList<'a>(pub(super) &'a [Refused]);
 
-/// Number of the other events of a request, as text after [`List`].
+/// Number of the other events of a request, as text after [`RefusedList`].
 pub(super) struct Others(pub(super) usize);
 
 /// Logs refused events at a limited rate; there is at least one.
 pub(super) fn log(seldom: &Seldom, caller: &Caller, refused: &[Refused]) {
     let count = refused.len();
     if let Some(not_logged_before) = seldom.counting(count as u64) {
-        tracing::warn!(sender = %caller, count, not_logged_before, "events refused: {}", List(refused));
+        tracing::warn!(sender = %caller, count, not_logged_before, "events refused: {}", RefusedList(refused));
     }
 }
 
@@ -74,9 +74,9 @@ pub(super) fn read_header(map: &MetadataMap, events: usize) -> Option<Vec<usize>
     indices.filter(|indices| !indices.is_empty())
 }
 
-// === impl List ===
+// === impl RefusedList ===
 
-impl fmt::Display for List<'_> {
+impl fmt::Display for RefusedList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, Refused { index, problem, .. }) in self.0.iter().take(NAMED).enumerate() {
             let separator = if place == 0 { "" } else { "; " };

@@ -51,7 +51,7 @@ const PING: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs
 pub type Identify = fn(&Extensions) -> Option<Caller>;
 
 /// Implementation of the service behind [`Admission`].
-pub struct Service {
+pub struct ConnectorService {
     connector: Connector,
 }
 
@@ -60,8 +60,8 @@ pub struct Service {
 pub fn service(
     connector: Connector,
     identify: Identify,
-) -> Admission<PlatformConnectorServer<Service>> {
-    let service = PlatformConnectorServer::new(Service { connector })
+) -> Admission<PlatformConnectorServer<ConnectorService>> {
+    let service = PlatformConnectorServer::new(ConnectorService { connector })
         .max_decoding_message_size(MAX_REQUEST_BYTES)
         .max_encoding_message_size(MAX_REQUEST_BYTES);
     Admission::new(service, identify)
@@ -97,10 +97,10 @@ fn reached_by<T>(request: &mut Request<T>) -> Result<Caller, Status> {
     caller.ok_or_else(|| Status::internal("a request bypassed the admission"))
 }
 
-// === impl Service ===
+// === impl ConnectorService ===
 
 #[tonic::async_trait]
-impl PlatformConnector for Service {
+impl PlatformConnector for ConnectorService {
     async fn health_event_occurred_v1(
         &self,
         mut request: Request<HealthEvents>,

@@ -12,7 +12,7 @@ use diagnosis::catalog::{Catalog, Xid};
 use fleet::view::NodeStatus;
 use jiff::Timestamp;
 use model::event::{EventRecord, is_notice};
-use model::fault::{Change, FaultBook, Ignored, Subject};
+use model::fault::{FaultBook, FaultChange, Ignored, Subject};
 use model::journal::JournalEntry;
 use model::position::Position;
 use model::reporter::Reporter;
@@ -99,7 +99,11 @@ pub(crate) fn catalogue_row(check: &str, code: &str) -> Option<&'static Xid> {
     Catalog::builtin().xid(number.parse().ok()?)
 }
 
-fn event_entries(record: &EventRecord, changes: &[Change], complete: bool) -> Vec<TimelineEntry> {
+fn event_entries(
+    record: &EventRecord,
+    changes: &[FaultChange],
+    complete: bool,
+) -> Vec<TimelineEntry> {
     let event = &record.event;
     let generated = event.generated_timestamp.and_then(json::timestamp);
     // A sender's clock may be ahead of ours, but the line preceded its acceptance.
@@ -271,7 +275,7 @@ fn decoded_detail(event: &HealthEvent) -> Value {
     })
 }
 
-fn effects(changes: &[Change], is_notice: bool, complete: bool) -> String {
+fn effects(changes: &[FaultChange], is_notice: bool, complete: bool) -> String {
     let effects: Vec<String> = changes
         .iter()
         .map(|change| effect(change, is_notice, complete))
@@ -279,7 +283,7 @@ fn effects(changes: &[Change], is_notice: bool, complete: bool) -> String {
     effects.join("; ")
 }
 
-fn effect(change: &Change, is_notice: bool, complete: bool) -> String {
+fn effect(change: &FaultChange, is_notice: bool, complete: bool) -> String {
     // Without the earlier events, the faults open at that time are not known.
     let doubt = if complete {
         ""
@@ -287,34 +291,34 @@ fn effect(change: &Change, is_notice: bool, complete: bool) -> String {
         " (judging by the events shown here)"
     };
     match change {
-        Change::Opened(title) | Change::Refreshed(title) if is_notice => {
+        FaultChange::Opened(title) | FaultChange::Refreshed(title) if is_notice => {
             format!("a notice, {title}: it is shown for a day and needs no remediation")
         }
-        Change::Opened(title) => format!("opens the fault {title}{doubt}"),
-        Change::Refreshed(title) => format!("reports the open fault {title} again"),
-        Change::Escalated(title) => format!("makes the open fault {title} fatal"),
-        Change::Closed(title) => format!("closes the fault {title}"),
-        Change::Ignored(Ignored::Strategy) => {
+        FaultChange::Opened(title) => format!("opens the fault {title}{doubt}"),
+        FaultChange::Refreshed(title) => format!("reports the open fault {title} again"),
+        FaultChange::Escalated(title) => format!("makes the open fault {title} fatal"),
+        FaultChange::Closed(title) => format!("closes the fault {title}"),
+        FaultChange::Ignored(Ignored::Strategy) => {
             "stored only, as its processing strategy asks".to_owned()
         }
-        Change::Ignored(Ignored::EarlierInBoot) => {
+        FaultChange::Ignored(Ignored::EarlierInBoot) => {
             "shown only: it is older than the history that counts at a first start".to_owned()
         }
-        Change::Ignored(Ignored::NothingToClose) => {
+        FaultChange::Ignored(Ignored::NothingToClose) => {
             format!("changes nothing: no fault that it could close is open{doubt}")
         }
-        Change::Ignored(Ignored::LacksAuthority) => {
+        FaultChange::Ignored(Ignored::LacksAuthority) => {
             "changes nothing: what it would close was reported by a monitor or by somebody who \
              administers the machine, and stays open until one of those reports it healthy"
                 .to_owned()
         }
-        Change::Ignored(Ignored::BeforeRecovery) => {
+        FaultChange::Ignored(Ignored::BeforeRecovery) => {
             "changes nothing: it was accepted before the recovery that closed its fault, and came \
              later"
                 .to_owned()
         }
-        Change::Ignored(Ignored::AlreadyRecorded) => "recorded already".to_owned(),
-        Change::Ignored(Ignored::Overflow) => {
+        FaultChange::Ignored(Ignored::AlreadyRecorded) => "recorded already".to_owned(),
+        FaultChange::Ignored(Ignored::Overflow) => {
             "not recorded: the node has the most open faults that are kept; read again when there is \
              room"
                 .to_owned()

@@ -64,10 +64,10 @@ use journal::{JOURNAL_QUEUE, Journal};
 use metrics::{DrainMetrics, QuarantineMetrics, RemediationMetrics};
 use publishing::Publishing;
 use questions::{MAX_QUESTIONS, Question};
-use requests::{Answer, Client, Requests};
+use requests::{Client, RequestAnswer, RequestTasks};
 use statuses::STATUS_QUEUE;
 use switches::{SwitchEvent, Switches};
-use watches::{Observed, Watches};
+use watches::{WatchEvent, Watches};
 
 use crate::conditions::Board;
 use crate::policy::CurrentPolicy;
@@ -119,7 +119,7 @@ pub struct Quarantine {
     /// Context of requests to the API server; `None` without a cluster.
     client: Option<Client>,
     watches: Watches,
-    requests: Requests,
+    requests: RequestTasks,
     policies: CurrentPolicy,
     /// Circuit breaker and pause; `None` without a cluster.
     switches: Option<Switches>,
@@ -207,7 +207,7 @@ impl Quarantine {
             store,
             client,
             watches: Watches::none(),
-            requests: Requests::new(metrics.clone()),
+            requests: RequestTasks::new(metrics.clone()),
             policies: config.policy,
             switches: None,
             namespace: config.namespace,
@@ -313,7 +313,7 @@ impl Quarantine {
     }
 
     /// Handles an event of a watch, and others that have arrived meanwhile.
-    fn handle_events(&mut self, first: Observed) {
+    fn handle_events(&mut self, first: WatchEvent) {
         self.handle_event(first);
         for _ in 1..ROUND {
             let Some(event) = self.watches.try_next() else {
@@ -323,7 +323,7 @@ impl Quarantine {
         }
     }
 
-    fn handle_event(&mut self, event: Observed) {
+    fn handle_event(&mut self, event: WatchEvent) {
         let failed = self.watches.failure().map(str::to_owned);
         if let Some(input) = self.watches.input(event) {
             self.apply(input);
@@ -334,7 +334,7 @@ impl Quarantine {
     }
 
     /// Handles an answer, and others that have arrived meanwhile.
-    fn handle_answers(&mut self, first: Answer) {
+    fn handle_answers(&mut self, first: RequestAnswer) {
         self.handle_answer(first);
         for _ in 1..ROUND {
             let Some(answer) = self.requests.try_next() else {
@@ -344,7 +344,7 @@ impl Quarantine {
         }
     }
 
-    fn handle_answer(&mut self, Answer { input, entry }: Answer) {
+    fn handle_answer(&mut self, RequestAnswer { input, entry }: RequestAnswer) {
         if let Some(entry) = entry {
             self.put_entry(entry);
         }

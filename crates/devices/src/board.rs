@@ -24,7 +24,7 @@ use jiff::Timestamp;
 use history::History;
 use record::{GpuRecord, Registration, SourceCondition};
 
-pub use history::{Change, Forgotten};
+pub use history::{Forgotten, GpuChange};
 pub use limits::{
     MAX_CONDITIONS, MAX_GPUS, MAX_MESSAGE, MAX_OF_PROVIDERS, MAX_PROVIDERS, MAX_WORD,
 };
@@ -261,7 +261,7 @@ impl Board {
     }
 
     /// Returns the change after a version; `None` if there is none yet.
-    pub fn after(&self, version: u64) -> Result<Option<&Change>, Forgotten> {
+    pub fn after(&self, version: u64) -> Result<Option<&GpuChange>, Forgotten> {
         self.history.after(version)
     }
 
@@ -573,7 +573,7 @@ impl Board {
             WatchEventType::Added
         };
         record.show(Arc::clone(&gpu));
-        self.history.push(Change { kind, gpu });
+        self.history.push(GpuChange { kind, gpu });
     }
 
     fn remove(&mut self, key: &str) {
@@ -583,7 +583,7 @@ impl Board {
         self.version += 1;
         let mut gpu = Gpu::clone(record.shown());
         gpu.resource_version = self.name_of(self.version);
-        self.history.push(Change {
+        self.history.push(GpuChange {
             kind: WatchEventType::Deleted,
             gpu: Arc::new(gpu),
         });

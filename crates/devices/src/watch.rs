@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use contract::device::{Gpu, WatchEventType, WatchGpusResponse};
 
-use crate::board::{Board, Change, Position};
+use crate::board::{Board, GpuChange, Position};
 
 #[cfg(test)]
 mod tests;
@@ -34,7 +34,7 @@ pub(crate) enum Message {
     /// A GPU of a snapshot, sent before its bookmark.
     Added(Arc<Gpu>),
     /// A change; the watcher has received everything up to its version.
-    Change(Change),
+    Change(GpuChange),
     /// Nothing else has changed up to this version.
     Bookmark(String),
     /// Changes were missed; a snapshot follows.

@@ -17,12 +17,12 @@ use std::sync::LazyLock;
 
 use contract::RecommendedAction;
 
-use crate::limits::Limits;
+use crate::limits::CheckLimits;
 
-pub use changes::{Change, GPU_LIMITS};
-pub use dcgm::Dcgm;
+pub use changes::{CatalogChange, GPU_LIMITS};
+pub use dcgm::DcgmCode;
 pub use nic::{Filter, NicDriver, Pattern};
-pub use nvlink5::{Report, Severity};
+pub use nvlink5::{NvlinkReport, Severity};
 pub use overrides::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, Overrides};
 pub use recovery::{recovery_code, recovery_codes};
 pub(crate) use rows::hex;
@@ -38,12 +38,12 @@ pub struct Catalog {
     xids: BTreeMap<u32, Xid>,
     sxids: BTreeMap<u32, Sxid>,
     nvlink5: Vec<Nvlink5>,
-    dcgm: Vec<Dcgm>,
+    dcgm: Vec<DcgmCode>,
     /// NIC patterns in matching order; the first one that covers a line counts.
     nics: Vec<Nic>,
     /// Codes of the XIDs that an XID ends, by its own code.
     cancellations: BTreeMap<String, Vec<String>>,
-    limits: Limits,
+    limits: CheckLimits,
     /// Thresholds that a file has set, by key.
     limits_changed: BTreeMap<&'static str, Changed>,
 }
@@ -75,7 +75,7 @@ static BUILTIN: LazyLock<Catalog> = LazyLock::new(|| Catalog {
     cancellations: CANCELLATIONS
         .map(|(source, target)| (source.to_owned(), vec![target.to_owned()]))
         .into(),
-    limits: Limits::default(),
+    limits: CheckLimits::default(),
     limits_changed: BTreeMap::new(),
 });
 
@@ -118,7 +118,7 @@ impl Catalog {
     }
 
     /// Returns the thresholds for readings of GPUs.
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &CheckLimits {
         &self.limits
     }
 
@@ -151,7 +151,7 @@ impl Catalog {
     pub fn judge_nvlink5(
         &self,
         code: u32,
-        report: &Report<'_>,
+        report: &NvlinkReport<'_>,
         branch: Option<u32>,
     ) -> LineVerdict {
         let found = nvlink5::find(&self.nvlink5, code, report, branch);

@@ -22,7 +22,7 @@ pub use decoder::{Garbled, KernelLogDecoder};
 pub use finding::{Cancelled, Finding, FindingKind};
 pub use gpu::{Fallen, Reset};
 pub use machine::{
-    Gpu, MAX_GPUS, MAX_LINKS, MAX_MACHINE_BYTES, MAX_MACHINE_NAME_BYTES, Machine, MachineError,
+    Gpu, MAX_GPUS, MAX_LINKS, MAX_MACHINE_BYTES, MAX_MACHINE_NAME_BYTES, MachineError, MachineGpus,
     cut_domain,
 };
 pub use nic::{MAX_NICS, NicLine};

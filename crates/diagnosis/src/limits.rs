@@ -10,7 +10,7 @@ const MOST_ROWS: u32 = 4096;
 
 /// Thresholds of the checks. The defaults are DCGM's where it has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct CheckLimits {
     /// Number of GPUs that the machine should have; `None` accepts any number. A setting of the
     /// machine, not a key of the file.
     pub expected_gpus: Option<usize>,
@@ -56,7 +56,7 @@ pub struct Limits {
 
 /// A threshold's key in a file.
 #[derive(Debug)]
-pub(crate) struct Key {
+pub(crate) struct ThresholdKey {
     pub(crate) name: &'static str,
     pub(crate) field: Field,
 }
@@ -65,9 +65,9 @@ pub(crate) struct Key {
 #[derive(Debug)]
 pub(crate) enum Field {
     /// A number, with its range.
-    Number(RangeInclusive<u32>, fn(&mut Limits) -> &mut u32),
+    Number(RangeInclusive<u32>, fn(&mut CheckLimits) -> &mut u32),
     /// A switch, true or false.
-    Switch(fn(&mut Limits) -> &mut bool),
+    Switch(fn(&mut CheckLimits) -> &mut bool),
 }
 
 /// Two thresholds of one problem: where it opens, and where it closes, which is not higher.
@@ -79,47 +79,47 @@ pub(crate) struct Hysteresis {
 }
 
 /// Keys in the order of output.
-pub(crate) static KEYS: [Key; 15] = [
-    Key::number("missing-seconds", 0..=LONGEST_WAIT, |it| {
+pub(crate) static KEYS: [ThresholdKey; 15] = [
+    ThresholdKey::number("missing-seconds", 0..=LONGEST_WAIT, |it| {
         &mut it.missing_seconds
     }),
-    Key::number("settling-seconds", 0..=LONGEST_WAIT, |it| {
+    ThresholdKey::number("settling-seconds", 0..=LONGEST_WAIT, |it| {
         &mut it.settling_seconds
     }),
-    Key::number("fabric-seconds", 0..=LONGEST_WAIT, |it| {
+    ThresholdKey::number("fabric-seconds", 0..=LONGEST_WAIT, |it| {
         &mut it.fabric_seconds
     }),
-    Key::number("calm-seconds", 1..=24 * LONGEST_WAIT, |it| {
+    ThresholdKey::number("calm-seconds", 1..=24 * LONGEST_WAIT, |it| {
         &mut it.calm_seconds
     }),
-    Key::number("dcgm-calm-seconds", 1..=LONGEST_WAIT, |it| {
+    ThresholdKey::number("dcgm-calm-seconds", 1..=LONGEST_WAIT, |it| {
         &mut it.dcgm_calm_seconds
     }),
-    Key::number("margin-hysteresis-c", 0..=50, |it| {
+    ThresholdKey::number("margin-hysteresis-c", 0..=50, |it| {
         &mut it.margin_hysteresis_c
     }),
-    Key {
+    ThresholdKey {
         name: "margin-counts",
         field: Field::Switch(|it| &mut it.margin_counts),
     },
-    Key::number("retired-pages", 1..=MOST_ROWS, |it| &mut it.retired_pages),
-    Key::number("retired-pages-dbe", 0..=MOST_ROWS, |it| {
+    ThresholdKey::number("retired-pages", 1..=MOST_ROWS, |it| &mut it.retired_pages),
+    ThresholdKey::number("retired-pages-dbe", 0..=MOST_ROWS, |it| {
         &mut it.retired_pages_dbe
     }),
-    Key::number("remapped-rows", 1..=MOST_ROWS, |it| &mut it.remapped_rows),
-    Key::number(CRC.begins, 1..=1_000_000_000, |it| {
+    ThresholdKey::number("remapped-rows", 1..=MOST_ROWS, |it| &mut it.remapped_rows),
+    ThresholdKey::number(CRC.begins, 1..=1_000_000_000, |it| {
         &mut it.nvlink_crc_per_second
     }),
-    Key::number(CRC.ends, 1..=1_000_000_000, |it| {
+    ThresholdKey::number(CRC.ends, 1..=1_000_000_000, |it| {
         &mut it.nvlink_crc_over_per_second
     }),
-    Key::number(REPLAYS.begins, 1..=100_000, |it| {
+    ThresholdKey::number(REPLAYS.begins, 1..=100_000, |it| {
         &mut it.pcie_replay_percent
     }),
-    Key::number(REPLAYS.ends, 0..=100_000, |it| {
+    ThresholdKey::number(REPLAYS.ends, 0..=100_000, |it| {
         &mut it.pcie_replay_over_percent
     }),
-    Key::number("load-percent", 1..=100, |it| &mut it.load_percent),
+    ThresholdKey::number("load-percent", 1..=100, |it| &mut it.load_percent),
 ];
 
 const CRC: Hysteresis = Hysteresis {
@@ -134,9 +134,9 @@ const REPLAYS: Hysteresis = Hysteresis {
 /// Problems that open and close at different thresholds.
 pub(crate) const HYSTERESES: [Hysteresis; 2] = [CRC, REPLAYS];
 
-// === impl Limits ===
+// === impl CheckLimits ===
 
-impl Default for Limits {
+impl Default for CheckLimits {
     fn default() -> Self {
         Self {
             expected_gpus: None,
@@ -159,13 +159,13 @@ impl Default for Limits {
     }
 }
 
-// === impl Key ===
+// === impl ThresholdKey ===
 
-impl Key {
+impl ThresholdKey {
     const fn number(
         name: &'static str,
         range: RangeInclusive<u32>,
-        field: fn(&mut Limits) -> &mut u32,
+        field: fn(&mut CheckLimits) -> &mut u32,
     ) -> Self {
         Self {
             name,
@@ -179,7 +179,7 @@ impl Key {
     }
 
     /// Sets the threshold; for a switch, 0 is off.
-    pub(crate) fn set(&self, limits: &mut Limits, value: u32) {
+    pub(crate) fn set(&self, limits: &mut CheckLimits, value: u32) {
         match &self.field {
             Field::Number(_, field) => *field(limits) = value,
             Field::Switch(field) => *field(limits) = value != 0,
@@ -187,7 +187,7 @@ impl Key {
     }
 
     /// Formats the threshold's value.
-    pub(crate) fn shown(&self, limits: &Limits) -> String {
+    pub(crate) fn shown(&self, limits: &CheckLimits) -> String {
         let mut limits = limits.clone();
         match &self.field {
             Field::Number(_, field) => field(&mut limits).to_string(),

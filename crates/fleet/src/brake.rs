@@ -106,7 +106,7 @@ pub struct PlanInput<'a> {
 
 /// Waiting nodes that may go, and those that are held back.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
+pub struct BrakePlan {
     /// Nodes to take out now, in order.
     pub start: Vec<String>,
     /// Nodes that are held back, with the reason.
@@ -201,7 +201,7 @@ pub fn some_of(names: &[String], count: usize) -> String {
 ///
 /// A held node whose faults no longer ask for a quarantine is not among the candidates, and so
 /// is dropped.
-pub fn plan(mut input: PlanInput<'_>) -> Plan {
+pub fn plan(mut input: PlanInput<'_>) -> BrakePlan {
     let mut candidates = std::mem::take(&mut input.candidates);
     let members = &input.members;
     let unlabelled = !members.iter().any(|member| input.gpu_label.is_on(member));
@@ -221,9 +221,9 @@ pub fn plan(mut input: PlanInput<'_>) -> Plan {
             .then(a.since.cmp(&b.since))
             .then_with(|| a.node.cmp(&b.node))
     });
-    let mut plan = Plan {
+    let mut plan = BrakePlan {
         unlabelled,
-        ..Plan::default()
+        ..BrakePlan::default()
     };
     for candidate in candidates {
         let Some(member) = by_name.get(candidate.node.as_str()) else {

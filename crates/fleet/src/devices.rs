@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use model::device::{Claim, DeviceId, DeviceTaintRule, Inventory, NodeDevices, RuleChange, Slice};
 
-use crate::drain::partial::Gpus;
+use crate::drain::partial::DrainedGpus;
 
 /// A change of single devices, or of their watch.
 #[derive(Debug)]
@@ -145,10 +145,10 @@ impl Devices {
     }
 
     /// Returns the GPUs of a node with these UUIDs, and the pods that hold them.
-    pub(super) fn gpus(&self, node: &str, uuids: &[String]) -> Gpus {
-        let mut gpus = Gpus {
+    pub(super) fn gpus(&self, node: &str, uuids: &[String]) -> DrainedGpus {
+        let mut gpus = DrainedGpus {
             uuids: uuids.iter().cloned().collect(),
-            ..Gpus::default()
+            ..DrainedGpus::default()
         };
         for (id, device) in self.of_node(node).iter() {
             let pods = self.pods(id);

@@ -16,7 +16,7 @@ use super::assessment::{Assessment, ConditionInputs};
 use super::stage::Stages;
 use super::state::FleetState;
 use crate::brake::{DOUBT, Hold, OutOfService};
-use crate::session::{Observed, Phase, Session, dismissal};
+use crate::session::{ObservedNode, Phase, Session, dismissal};
 use crate::status::Reports;
 use crate::veto_state::VetoState;
 
@@ -27,7 +27,7 @@ pub(super) struct NodeEntry {
     /// cluster.
     pub(super) view: Option<Arc<NodeView>>,
     /// The node as decisions see it: in a dry run with the changes that were not made.
-    pub(super) observed: Option<Observed>,
+    pub(super) observed: Option<ObservedNode>,
     /// Change that a dry run pretends to have made on the node.
     pub(super) pretended: NodeChange,
     /// Time since which the node has been missing from the cluster, as observed by this process.
@@ -211,7 +211,7 @@ impl NodeEntry {
     /// Reads the session and its times from the node as decisions see it.
     pub(super) fn observe(&mut self) {
         self.observed = self.view.as_ref().map(|view| {
-            Observed::of(if self.pretended.is_empty() {
+            ObservedNode::of(if self.pretended.is_empty() {
                 Arc::clone(view)
             } else {
                 Arc::new(view.after(&self.pretended))
@@ -232,7 +232,7 @@ impl NodeEntry {
         self.pretended = std::mem::take(&mut self.pretended).then(change);
         self.observe();
         let back = match (&self.observed, &self.view) {
-            (Some(Observed { view, .. }), Some(real)) => {
+            (Some(ObservedNode { view, .. }), Some(real)) => {
                 view.annotations == real.annotations && view.labels == real.labels
             }
             _ => false,

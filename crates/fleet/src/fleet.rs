@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use model::event::EventRecord;
-use model::fault::{Change, Fault, FaultBook};
+use model::fault::{Fault, FaultBook, FaultChange};
 use model::journal::EntryKind;
 use model::mode::Mode;
 use model::node::NodeView;
@@ -85,7 +85,7 @@ impl Fleet {
     }
 
     /// Records an event. Returns what it changed in the fault book.
-    pub fn record(&mut self, record: &EventRecord, now: Timestamp) -> Vec<Change> {
+    pub fn record(&mut self, record: &EventRecord, now: Timestamp) -> Vec<FaultChange> {
         self.set_time(now);
         // Only a fleet that acts writes statuses; another would never clear what is kept for
         // them.
@@ -102,7 +102,7 @@ impl Fleet {
             Vec::new()
         };
         let changes = self.state.book.record(record);
-        let ignored = |change: &Change| matches!(change, Change::Ignored(_));
+        let ignored = |change: &FaultChange| matches!(change, FaultChange::Ignored(_));
         if keeps && !changes.iter().all(ignored) {
             let faults = if event.is_healthy {
                 closed.iter().collect()

@@ -11,10 +11,10 @@ use policy::assess::Desired;
 
 use super::agenda::Agenda;
 use super::entry::{Claim, NodeEntry};
-use super::stage::{Facts, Requests, Stages};
+use super::stage::{Facts, StageRequests, Stages};
 use super::state::FleetState;
 use super::{Effect, Level};
-use crate::session::{JournalNote, Observed};
+use crate::session::{JournalNote, ObservedNode};
 use crate::waiting::BrakeState;
 
 mod departed;
@@ -102,7 +102,7 @@ impl Look<'_> {
         }
         self.begin();
         self.journal_policy_choice(&observed.view, policy);
-        let mut requests = Requests::new(
+        let mut requests = StageRequests::new(
             self.agenda,
             &mut self.entry.claim.question,
             (self.name, &self.entry.session),
@@ -148,7 +148,7 @@ impl Look<'_> {
     /// Runs the action of every stage, with the node as the session observed it. Changes that a
     /// dry run pretends to have made since are acted on in the next look, like any change of the
     /// node.
-    fn act(&mut self, observed: Option<&Observed>, desired: &Desired) {
+    fn act(&mut self, observed: Option<&ObservedNode>, desired: &Desired) {
         self.in_stages(|stages, facts, requests| {
             let facts = Facts { observed, ..*facts };
             for stage in stages.all_mut() {
@@ -169,7 +169,7 @@ impl Look<'_> {
     /// Runs `run` with the stages, their facts and their requests.
     pub(super) fn in_stages<T>(
         &mut self,
-        run: impl FnOnce(&mut Stages, &Facts<'_>, &mut Requests<'_>) -> T,
+        run: impl FnOnce(&mut Stages, &Facts<'_>, &mut StageRequests<'_>) -> T,
     ) -> T {
         let (fleet, entry) = (&*self.state, &mut *self.entry);
         let facts = Facts {
@@ -186,7 +186,7 @@ impl Look<'_> {
                 .remediates_whole_node(&fleet.settings),
             unsettled: entry.patch.in_flight && !entry.patch.updating,
         };
-        let mut requests = Requests::new(
+        let mut requests = StageRequests::new(
             self.agenda,
             &mut entry.claim.question,
             (self.name, &entry.session),
@@ -197,7 +197,7 @@ impl Look<'_> {
 
     /// Updates the times that others have written on the node, and journals once which of them
     /// lie in the future.
-    fn update_times(&mut self, observed: &Observed) {
+    fn update_times(&mut self, observed: &ObservedNode) {
         let session = &mut self.entry.session;
         let before = session.times.clone();
         session.update_times(observed, self.state.now);
@@ -245,7 +245,7 @@ impl Look<'_> {
     }
 
     /// Emits the status updates of the node's events.
-    fn record_statuses(&mut self, observed: &Observed, desired: &Desired) {
+    fn record_statuses(&mut self, observed: &ObservedNode, desired: &Desired) {
         // Only a gpuwarden that acts quarantines nodes.
         if !self.state.acts() {
             return;

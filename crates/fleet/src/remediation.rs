@@ -38,7 +38,7 @@ use awaiting::Wait;
 pub use awaiting::{Awaiting, Blocker, Meanwhile};
 pub use config::{Action, MAX_CONFIG_BYTES, RemediationConfig};
 use need::needs;
-use plan::{NextStep, Plan};
+use plan::{NextStep, RemediationPlan};
 use under_way::{MADE_WITHIN, is_searched_for, update_attempt};
 
 /// Failures in a row of one group that may pass by themselves before the next group is tried.
@@ -98,7 +98,7 @@ pub enum ResourceObservation {
 
 /// A decision about the remediation of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision {
+pub struct RemediationDecision {
     /// Remediation to record in the session; `None` for nothing.
     pub mark: Option<RemediationMark>,
     /// State that the remediation waits for.
@@ -115,7 +115,7 @@ pub struct Decision {
 }
 
 /// Decides about the remediation of a node.
-pub fn decide(input: &RemediationInput<'_>) -> Decision {
+pub fn decide(input: &RemediationInput<'_>) -> RemediationDecision {
     let mut mark = input.mark.cloned().unwrap_or_default();
     let (needs, unsupported) = needs(input);
     let routes = (input.config.iter()).flat_map(|_| input.events.iter());
@@ -126,7 +126,7 @@ pub fn decide(input: &RemediationInput<'_>) -> Decision {
     let next = match (update_attempt(&mut mark, input), config) {
         (ControlFlow::Break(awaiting), _) => NextStep::Await(awaiting),
         (ControlFlow::Continue(taken_id), Some(config)) => {
-            let plan = Plan {
+            let plan = RemediationPlan {
                 mark: &mark,
                 config,
                 input,
@@ -156,7 +156,7 @@ pub fn decide(input: &RemediationInput<'_>) -> Decision {
         NextStep::Await(awaiting) => awaiting,
     };
     let open = input.mark.and_then(RemediationMark::under_way);
-    Decision {
+    RemediationDecision {
         mark: new_mark(mark, &awaiting, input),
         awaiting,
         searching: open.is_some_and(|open| is_searched_for(open, input)),

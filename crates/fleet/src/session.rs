@@ -200,7 +200,7 @@ pub enum RequestFailure {
 
 /// A node as decisions see it, with the session parsed once from its annotations.
 #[derive(Clone, Debug)]
-pub struct Observed {
+pub struct ObservedNode {
     /// Node as observed, or in a dry run as pretended.
     pub view: Arc<NodeView>,
     /// Session on the node, ours or another gpuwarden's; `None` where it is in service.
@@ -265,9 +265,9 @@ impl JournalNote {
     }
 }
 
-// === impl Observed ===
+// === impl ObservedNode ===
 
-impl Observed {
+impl ObservedNode {
     /// Parses the session in the annotations of `view`.
     pub fn of(view: Arc<NodeView>) -> Self {
         let own = Ownership::read(&view).map(Arc::new);
@@ -319,7 +319,7 @@ impl Session {
 
     /// Updates the times that people or others have written on the node. Returns up to when
     /// faults are dismissed, if that is to be rewritten because it lay in the future.
-    pub fn update_times(&mut self, observed: &Observed, now: Timestamp) -> Option<Timestamp> {
+    pub fn update_times(&mut self, observed: &ObservedNode, now: Timestamp) -> Option<Timestamp> {
         let since = observed.own.as_ref().and_then(|own| own.since);
         self.times.take_in(keys::SESSION, since, now);
         let written = released_at(&observed.view);
@@ -330,7 +330,7 @@ impl Session {
     /// Updates the session from the node: completely, if this process does not know the session
     /// (the saved state is lost, or older). Returns the node's marks, with future times replaced
     /// by those they count as.
-    fn update_from_node(&mut self, observed: &Observed, now: Timestamp) -> Option<Ownership> {
+    fn update_from_node(&mut self, observed: &ObservedNode, now: Timestamp) -> Option<Ownership> {
         let Some(own) = observed.own.as_deref() else {
             if self.back_at.take().is_some() {
                 returns::record(&mut self.returns, [now], now);

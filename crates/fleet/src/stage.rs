@@ -2,7 +2,7 @@
 //!
 //! In a look at a node every stage plans what the session is to record of it, the session steps,
 //! and every stage acts on what the node then says ([`look`](super::look)). A stage reads the
-//! [`Facts`] and changes its own state; it requests everything else through [`Requests`]. If one
+//! [`Facts`] and changes its own state; it requests everything else through [`StageRequests`]. If one
 //! stage depends on another, the dependency is a fact.
 //!
 //! CONTRIBUTING.md has the steps to add a stage, and `toy.rs` one that does nothing but show them.
@@ -18,7 +18,7 @@ use policy::assess::Desired;
 use super::agenda::{Agenda, StoreQuestion};
 use super::state::FleetState;
 use super::{Effect, Level, Purpose};
-use crate::session::{JournalNote, Observed, Session};
+use crate::session::{JournalNote, ObservedNode, Session};
 use crate::veto::Veto;
 
 pub(super) mod device_taints;
@@ -48,16 +48,16 @@ pub(super) trait Stage {
         &mut self,
         _facts: &Facts<'_>,
         _desired: &mut Desired,
-        _requests: &mut Requests<'_>,
+        _requests: &mut StageRequests<'_>,
     ) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
     /// Acts on the state of the node and on `desired`, after the session has stepped.
-    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut Requests<'_>);
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut StageRequests<'_>);
 
     /// Starts or stops the stage's watches, to match what the look asked for.
-    fn settle(&mut self, _requests: &mut Requests<'_>) {}
+    fn settle(&mut self, _requests: &mut StageRequests<'_>) {}
 
     /// Returns when to look at the node again if nothing happens.
     fn wake_at(&self, now: Timestamp) -> Option<Timestamp>;
@@ -99,7 +99,7 @@ pub(super) struct Facts<'a> {
     pub(super) name: &'a str,
     pub(super) state: &'a FleetState,
     /// The node as decisions see it; `None` where the cluster does not have it.
-    pub(super) observed: Option<&'a Observed>,
+    pub(super) observed: Option<&'a ObservedNode>,
     /// True if the node carries a session now, or a dry run pretends so.
     pub(super) in_session: bool,
     /// Session of the node.
@@ -115,7 +115,7 @@ pub(super) struct Facts<'a> {
 }
 
 /// Requests that the stages of one node make during a look.
-pub(super) struct Requests<'a> {
+pub(super) struct StageRequests<'a> {
     agenda: &'a mut Agenda,
     /// Question to the store about the node.
     question: &'a mut Option<StoreQuestion>,
@@ -180,15 +180,15 @@ impl Stages {
 
 impl<'a> Facts<'a> {
     /// Returns the node and the session on it; `None` where it carries no session.
-    pub(super) fn ours(&self) -> Option<(&'a Observed, &'a Ownership)> {
+    pub(super) fn ours(&self) -> Option<(&'a ObservedNode, &'a Ownership)> {
         let observed = self.observed?;
         Some((observed, observed.own.as_deref()?))
     }
 }
 
-// === impl Requests ===
+// === impl StageRequests ===
 
-impl<'a> Requests<'a> {
+impl<'a> StageRequests<'a> {
     pub(super) fn new(
         agenda: &'a mut Agenda,
         question: &'a mut Option<StoreQuestion>,

@@ -23,7 +23,7 @@ use model::ownership::Ownership;
 use policy::assess::Desired;
 use serde::{Deserialize, Serialize};
 
-use crate::session::Observed;
+use crate::session::ObservedNode;
 
 pub mod eviction;
 mod update;
@@ -144,7 +144,7 @@ impl Reports {
     /// progress of its drain.
     pub fn update(
         &mut self,
-        observed: &Observed,
+        observed: &ObservedNode,
         desired: &Desired,
         drain: Option<Eviction>,
         at: Timestamp,
@@ -161,7 +161,7 @@ impl Reports {
 
     fn derive(
         &mut self,
-        observed: &Observed,
+        observed: &ObservedNode,
         desired: &Desired,
         drain: Option<Eviction>,
         at: Timestamp,

@@ -6,8 +6,8 @@ use std::fmt;
 use jiff::Timestamp;
 use model::journal::EntryKind;
 
-use crate::session::{JournalNote, Observed};
-use crate::stage::Requests;
+use crate::session::{JournalNote, ObservedNode};
+use crate::stage::StageRequests;
 use crate::state::FleetState;
 use crate::veto::Veto;
 
@@ -36,9 +36,9 @@ impl VetoState {
     /// Updates the veto from the node and the pause, and journals changes.
     pub(super) fn update(
         &mut self,
-        observed: &Observed,
+        observed: &ObservedNode,
         fleet: &FleetState,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         // A node in service has nothing to hold back.
         let in_session = observed.own.is_some();

@@ -12,7 +12,7 @@ use policy::assess::Desired;
 use super::entry::NodeEntry;
 use super::state::FleetState;
 use crate::brake::pause::Pause;
-use crate::brake::{self, Candidate, Hold, LimitUse, Member, Plan, PlanInput};
+use crate::brake::{self, BrakePlan, Candidate, Hold, LimitUse, Member, PlanInput};
 use crate::view::{BrakeView, LimitView};
 
 /// Most limits that are shown; limits counted per group may be many.
@@ -49,7 +49,7 @@ pub(super) struct BrakeState {
     /// Time when the next patch in doubt stops counting.
     pub(super) doubt_ends: Option<Timestamp>,
     /// Last plan of the brake.
-    pub(super) plan: Plan,
+    pub(super) plan: BrakePlan,
 }
 
 // === impl SwitchState ===
@@ -123,7 +123,7 @@ impl BrakeState {
         &mut self,
         nodes: &BTreeMap<String, NodeEntry>,
         fleet: &FleetState,
-    ) -> Plan {
+    ) -> BrakePlan {
         self.stale = false;
         let now = fleet.now;
         let policy = fleet.policy.as_ref();

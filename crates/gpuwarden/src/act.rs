@@ -16,7 +16,7 @@ use devices::DeviceApi;
 use fleet::view::FleetView;
 use janitor::{Janitor, JanitorParts, Providers, Validator, ValidatorParts};
 use maintenance::validation_request::ValidationConfiguration;
-use model::condition::{Limits, Options};
+use model::condition::{MessageLimits, Options};
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -216,7 +216,7 @@ impl Acting<'_> {
 /// Creates the reporter of node conditions and Events, if either is enabled.
 fn reports(
     settings: ReportSettings,
-    limits: Limits,
+    limits: MessageLimits,
     cluster: Option<&Arc<Cluster>>,
     metrics: &Metrics,
 ) -> Option<(Board, Reporter)> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use agent::faults::FaultAsker;
 use cli::{AgentSettings, Mode};
-use connector::outbox::{Limits, Outbox};
+use connector::outbox::{Outbox, OutboxLimits};
 use connector::{Connector, Delivery};
 use console::api::Role;
 use console::{AgentPart, Console};
@@ -30,9 +30,9 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     // The controller may act on the reports, and this process cannot know whether it does.
     gpus::refuse_to_act_on_fakes(&node.gpu, true)?;
     let (metrics, sources) = (parts::start_process(process)?, Sources::default());
-    let limits = Limits {
+    let limits = OutboxLimits {
         bytes: delivery.outbox_size,
-        ..Limits::default()
+        ..OutboxLimits::default()
     };
     let channel = parts::controller_channel(delivery)?;
     let outbox = Outbox::open(&process.data_dir, limits, &metrics)?;

@@ -14,10 +14,10 @@ use anyhow::{Context as _, bail};
 use cli::{FakeGpus, GpuSettings, NodeSettings, ProcessSettings};
 use devices::DeviceApi;
 use diagnosis::catalog::Catalog;
-use diagnosis::decode::Machine;
+use diagnosis::decode::MachineGpus;
 use diagnosis::gpu::Inventory;
 use diagnosis::gpu::dcgm::ImexUse;
-use diagnosis::limits::Limits;
+use diagnosis::limits::CheckLimits;
 use host::gpu_probe::ProbeSettings;
 use host::nics::SYSFS;
 use monitor::Frame;
@@ -38,7 +38,7 @@ const LATE_AFTER: Duration = Duration::from_secs(30);
 const PROBE_QUEUE: usize = 64;
 
 /// Channels between the GPU monitor and the client of the kubelet.
-pub(crate) struct Gpus {
+pub(crate) struct GpuChannels {
     /// Current GPUs of the node.
     pub(crate) inventory: watch::Receiver<Inventory>,
     /// Receives whether pods rely on IMEX.
@@ -52,13 +52,13 @@ pub(crate) fn start(
     process: &ProcessSettings,
     frame: &Frame,
     catalog: &Arc<Catalog>,
-    machine: watch::Sender<Option<Machine>>,
+    machine: watch::Sender<Option<MachineGpus>>,
     devices: DeviceApi,
     tasks: &mut Tasks,
-) -> anyhow::Result<Gpus> {
+) -> anyhow::Result<GpuChannels> {
     let gpu = &node.gpu;
     if !gpu.enabled && gpu.dcgm.is_none() {
-        return Ok(Gpus {
+        return Ok(GpuChannels {
             inventory: watch::Sender::default().subscribe(),
             imex: watch::Sender::default(),
         });
@@ -68,7 +68,7 @@ pub(crate) fn start(
         Some(fake) => Some(install(fake, &process.data_dir)?),
     };
     let config = GpuConfig {
-        limits: Limits {
+        limits: CheckLimits {
             expected_gpus: gpu.expected.map(|count| count as usize),
             ..catalog.limits().clone()
         },
@@ -114,7 +114,7 @@ pub(crate) fn start(
     } else {
         machine
     };
-    let shared = Gpus {
+    let shared = GpuChannels {
         inventory: monitor.inventory(),
         imex: monitor.imex(),
     };

@@ -19,7 +19,7 @@ use controller::policy::{CurrentPolicy, PolicyFollower};
 use devices::DeviceApi;
 use host::boot::Boot;
 use jiff::Timestamp;
-use model::condition::Limits;
+use model::condition::MessageLimits;
 use monitor::{Frame, WINDOW};
 use runtime::logging::LogFormat;
 use runtime::metrics::Metrics;
@@ -32,8 +32,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::gpus::{self, Gpus};
-use crate::places::{Places, Socket};
+use crate::gpus::{self, GpuChannels};
+use crate::places::{ProcessPaths, Socket};
 use crate::tasks::{Tasks, log_failure};
 
 /// Clock of the product.
@@ -44,7 +44,7 @@ pub(crate) const CLOCK: fn() -> Timestamp = Timestamp::now;
 pub(crate) struct Front {
     pub(crate) listener: TcpListener,
     pub(crate) socket: Socket,
-    pub(crate) places: Places,
+    pub(crate) places: ProcessPaths,
     pub(crate) endpoint: Endpoint,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Front {
 pub(crate) struct Intake {
     pub(crate) connector: Connector,
     /// Length limits of condition messages.
-    pub(crate) limits: Limits,
+    pub(crate) limits: MessageLimits,
     /// Delivery to another service, if configured.
     pub(crate) forwarding: Option<Forwarding>,
 }
@@ -132,7 +132,7 @@ pub(crate) async fn connector(
 ) -> anyhow::Result<Intake> {
     let mut intake = Intake {
         connector: Connector::new(Arc::clone(store), nodes, metrics, CLOCK),
-        limits: Limits::default(),
+        limits: MessageLimits::default(),
         forwarding: None,
     };
     let Some(path) = &settings.connector_config else {
@@ -179,7 +179,7 @@ pub(crate) async fn device_api(
     settings: &DeviceSettings,
     socket_mode: u32,
     metrics: &Metrics,
-    places: &mut Places,
+    places: &mut ProcessPaths,
     tasks: &mut Tasks,
 ) -> anyhow::Result<DeviceApi> {
     let api = DeviceApi::new(metrics, CLOCK);
@@ -239,7 +239,7 @@ pub(crate) fn monitors(
     sources: &Sources,
     metrics: &Metrics,
     tasks: &mut Tasks,
-) -> anyhow::Result<Gpus> {
+) -> anyhow::Result<GpuChannels> {
     let frame = Frame {
         node_name: node.node_name.clone(),
         state_dir: Some(process.data_dir.clone()),
@@ -276,7 +276,12 @@ pub(crate) fn follow_faults(api: DeviceApi, tasks: &mut Tasks) {
 
 /// Starts the kubelet client that lists the devices of pods, if its results are used: `tell`
 /// receives the pods with GPUs, and the GPU monitor, with DCGM, whether pods rely on IMEX.
-pub(crate) fn pod_gpus(node: &NodeSettings, gpus: Gpus, tell: Option<Tell>, tasks: &mut Tasks) {
+pub(crate) fn pod_gpus(
+    node: &NodeSettings,
+    gpus: GpuChannels,
+    tell: Option<Tell>,
+    tasks: &mut Tasks,
+) {
     if tell.is_none() && node.gpu.dcgm.is_none() {
         return;
     }
@@ -372,7 +377,7 @@ impl Front {
         socket_mode: u32,
         device_api: Option<&Path>,
     ) -> anyhow::Result<Self> {
-        let places = Places::open(&settings.data_dir)?;
+        let places = ProcessPaths::open(&settings.data_dir)?;
         let bound = Socket::bind(socket, socket_mode)?;
         let endpoint = Endpoint {
             server: format!("http://{}", listener.local_addr()?),

@@ -26,7 +26,7 @@ const CHECK_EVERY: Duration = Duration::from_secs(2);
 
 /// The data directory and the sockets of the process, each with the identity of the file at the
 /// time it was opened.
-pub(crate) struct Places {
+pub(crate) struct ProcessPaths {
     data_dir: WatchedPath,
     sockets: Vec<(Socket, Service)>,
     troubles: watch::Sender<Vec<String>>,
@@ -61,9 +61,9 @@ struct WatchedPath {
     id: (u64, u64),
 }
 
-// === impl Places ===
+// === impl ProcessPaths ===
 
-impl Places {
+impl ProcessPaths {
     /// Starts with the data directory. The caller holds its lock.
     pub(crate) fn open(data_dir: &Path) -> anyhow::Result<Self> {
         Ok(Self {

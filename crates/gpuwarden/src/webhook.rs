@@ -20,9 +20,9 @@ use webhook::discoveries::Discoveries;
 use webhook::facts::Facts;
 use webhook::failures;
 use webhook::gangs::GangKeeper;
-use webhook::registration::{Asked, NAME, Place, Registration};
+use webhook::registration::{Asked, NAME, Registration, WebhookAddress};
 use webhook::rendezvous::Rendezvous;
-use webhook::requests::Requests;
+use webhook::requests::RequestAdmission;
 use webhook::server::WebhookServer;
 
 use crate::parts;
@@ -81,7 +81,7 @@ pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
     }
     let requests = settings
         .validates_requests
-        .then(|| Requests::new(Arc::clone(&cluster)));
+        .then(|| RequestAdmission::new(Arc::clone(&cluster)));
     let server = WebhookServer::new(admission, metrics).with_requests(requests);
     greet(&settings, &listener, &open)?;
     let (serving, cancel, drain) = (server.clone(), tasks.no_more(), settings.drain);
@@ -132,14 +132,16 @@ impl Certificate {
             Reached::Service(name) => {
                 let namespace = settings.namespace.clone();
                 let host = format!("{name}.{namespace}.svc");
-                let place = Place::Service {
+                let place = WebhookAddress::Service {
                     namespace,
                     name: name.clone(),
                     port: SERVICE_PORT,
                 };
                 (place, host, false)
             }
-            Reached::Url { url, host, keep } => (Place::Url(url.clone()), host.clone(), !keep),
+            Reached::Url { url, host, keep } => {
+                (WebhookAddress::Url(url.clone()), host.clone(), !keep)
+            }
         };
         let plan = CertificatePlan {
             names: vec![host.clone()],

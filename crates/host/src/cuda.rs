@@ -14,7 +14,7 @@ use std::sync::Arc;
 use diagnosis::gpu::pci_address;
 
 pub use self::error::CudaError;
-use crate::library::{LibraryOpenError, Listener, Places};
+use crate::library::{LibraryOpenError, LibraryPlaces, Listener};
 pub(crate) use functions::{Address, StreamHandle};
 use functions::{Functions, Memory, RawEvent, RawStream};
 
@@ -54,7 +54,7 @@ pub struct Event {
 
 impl Cuda {
     /// Opens the library. `listener` is called before every library call.
-    pub fn open(places: &Places, listener: Listener) -> Result<Self, LibraryOpenError> {
+    pub fn open(places: &LibraryPlaces, listener: Listener) -> Result<Self, LibraryOpenError> {
         Ok(Self {
             functions: Arc::new(Functions::open(places, listener)?),
         })

@@ -15,8 +15,8 @@ use diagnosis::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmLook, all_watches};
 use diagnosis::gpu::pci_address;
 
 pub use self::error::{DcgmError, DcgmOpenError};
-use crate::library::{Listener, Places};
-use functions::{Connection, Functions, Group, Value};
+use crate::library::{LibraryPlaces, Listener};
+use functions::{DcgmConnection, DeviceGroup, Functions, Value};
 use response::{LAYOUTS, Response};
 
 /// Fields that identify a GPU, numbered as in `dcgm_fields.h`: NVML index, UUID, PCI address.
@@ -35,8 +35,8 @@ pub struct Dcgm {
     version: Option<String>,
     /// The last response, in the layout that the library accepts; `None` before the first.
     response: Option<Response>,
-    group: Group,
-    connection: Connection,
+    group: DeviceGroup,
+    connection: DcgmConnection,
     /// Declared last, since dropping it invalidates the handles above.
     functions: Functions,
 }
@@ -47,7 +47,7 @@ impl Dcgm {
     /// Opens the library and connects to the host engine at `address`, `HOST` or `HOST:PORT`.
     /// `listener` is called before every library call.
     pub fn connect(
-        places: &Places,
+        places: &LibraryPlaces,
         address: &str,
         listener: Listener,
     ) -> Result<Self, DcgmOpenError> {

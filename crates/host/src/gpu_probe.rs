@@ -20,7 +20,7 @@ use diagnosis::gpu::dcgm::DcgmLook;
 use diagnosis::gpu::{GpuEvent, Inventory, Readings, UnreadableGpu};
 use serde::{Deserialize, Serialize};
 
-use crate::library::{Listener, Places};
+use crate::library::{LibraryPlaces, Listener};
 use crate::nvml::{Nvml, NvmlError, Roster};
 use listening::Listening;
 
@@ -76,7 +76,7 @@ pub enum Said {
 }
 
 /// Reason why a probe ended.
-enum End {
+enum ProbeEnd {
     /// The driver cannot be called.
     Cannot(String),
     /// The parent does not read any longer.
@@ -130,8 +130,8 @@ fn watch(settings: &ProbeSettings, output: Box<dyn Write + Send>) -> io::Result<
     };
     match ended {
         Ok(()) => Ok(()),
-        Err(End::Cannot(why)) => parent.send(&Said::Cannot(why)),
-        Err(End::ParentGone(error)) => Err(error),
+        Err(ProbeEnd::Cannot(why)) => parent.send(&Said::Cannot(why)),
+        Err(ProbeEnd::ParentGone(error)) => Err(error),
     }
 }
 
@@ -139,10 +139,10 @@ fn watch(settings: &ProbeSettings, output: Box<dyn Write + Send>) -> io::Result<
 
 impl Watch {
     /// Opens the library and sends the first message.
-    fn begin(settings: &ProbeSettings, parent: &Arc<Parent>) -> Result<Self, End> {
+    fn begin(settings: &ProbeSettings, parent: &Arc<Parent>) -> Result<Self, ProbeEnd> {
         parent.announce("dlopen", None);
         let nvml = Nvml::open(&settings.places(), Parent::listener(parent));
-        let nvml = nvml.map_err(|error| End::Cannot(error.to_string()))?;
+        let nvml = nvml.map_err(|error| ProbeEnd::Cannot(error.to_string()))?;
         parent.greet(nvml.found_at())?;
         Ok(Self {
             nvml,
@@ -155,7 +155,7 @@ impl Watch {
     }
 
     /// Polls the driver at each interval, and earlier if an event arrived.
-    fn run_loop(mut self, settings: &ProbeSettings) -> Result<(), End> {
+    fn run_loop(mut self, settings: &ProbeSettings) -> Result<(), ProbeEnd> {
         let interval = Duration::from_millis(settings.interval_ms);
         loop {
             let began = Instant::now();
@@ -165,7 +165,7 @@ impl Watch {
             match &mut self.listening {
                 Some(listening) => {
                     listening.wait(soonest, latest);
-                    listening.check().map_err(End::Cannot)?;
+                    listening.check().map_err(ProbeEnd::Cannot)?;
                 }
                 None => thread::sleep(latest.saturating_duration_since(Instant::now())),
             }
@@ -173,7 +173,7 @@ impl Watch {
     }
 
     /// Sends the inventory if it has changed, and the readings.
-    fn poll(&mut self) -> Result<(), End> {
+    fn poll(&mut self) -> Result<(), ProbeEnd> {
         let roster = self.nvml.roster()?;
         if self.roster.as_ref() != Some(&roster) {
             self.enumerate()?;
@@ -205,7 +205,7 @@ impl Watch {
     }
 
     /// Rebuilds the inventory, and subscribes to the events of its GPUs.
-    fn enumerate(&mut self) -> Result<(), End> {
+    fn enumerate(&mut self) -> Result<(), ProbeEnd> {
         if let Some(listening) = self.listening.take() {
             self.parent.announce("nvmlEventSetWait_v2", None);
             listening.stop();
@@ -217,7 +217,8 @@ impl Watch {
                 let parent = Arc::clone(&self.parent);
                 let send = move |event| parent.send(&Said::Event(event));
                 let listening = Listening::begin(events, send);
-                self.listening = Some(listening.map_err(|error| End::Cannot(error.to_string()))?);
+                self.listening =
+                    Some(listening.map_err(|error| ProbeEnd::Cannot(error.to_string()))?);
             }
             Err(error) => {
                 for gpu in &mut inventory.gpus {
@@ -253,8 +254,8 @@ fn remember(inventory: &mut Inventory, before: &Inventory) {
 // === impl ProbeSettings ===
 
 impl ProbeSettings {
-    fn places(&self) -> Places {
-        Places {
+    fn places(&self) -> LibraryPlaces {
+        LibraryPlaces {
             path: self.library.clone(),
             driver_root: self.driver_root.clone(),
         }
@@ -297,15 +298,15 @@ impl Parent {
     }
 }
 
-// === impl End ===
+// === impl ProbeEnd ===
 
-impl From<NvmlError> for End {
+impl From<NvmlError> for ProbeEnd {
     fn from(error: NvmlError) -> Self {
         Self::Cannot(error.to_string())
     }
 }
 
-impl From<io::Error> for End {
+impl From<io::Error> for ProbeEnd {
     fn from(error: io::Error) -> Self {
         Self::ParentGone(error)
     }

@@ -15,7 +15,7 @@ use std::{io, thread};
 
 use diagnosis::gpu::{Inventory, RecoveryAction, pci_address};
 
-use crate::library::Places;
+use crate::library::LibraryPlaces;
 use crate::nvml::{Nvml, NvmlError, NvmlOpenError};
 
 mod holders;
@@ -39,7 +39,7 @@ pub struct ResetSettings {
     /// GPUs by UUID or PCI bus id; empty means all.
     pub targets: Vec<String>,
     /// Places to search for NVML.
-    pub places: Places,
+    pub places: LibraryPlaces,
     /// Path of `nvidia-smi`; `None` to search for it.
     pub tool: Option<PathBuf>,
     /// Timeout of the tool.

@@ -29,7 +29,7 @@ const BELOW_ROOT: [&str; 8] = [
 
 /// Places to search for a library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Places {
+pub struct LibraryPlaces {
     /// Path of the library; if given, nothing else is tried.
     pub path: Option<PathBuf>,
     /// Directory where the driver is mounted, such as `/run/nvidia/driver`.
@@ -79,7 +79,10 @@ pub struct NotOpened {
 impl Library {
     /// Opens the library with the first of these names, such as `libnvidia-ml.so.1`, that
     /// exists at any of the places.
-    pub(crate) fn open(names: &'static [&'static str], places: &Places) -> Result<Self, NotOpened> {
+    pub(crate) fn open(
+        names: &'static [&'static str],
+        places: &LibraryPlaces,
+    ) -> Result<Self, NotOpened> {
         let mut tried = Vec::new();
         for path in candidates(names, places) {
             let why = if path.is_absolute() && !path.exists() {
@@ -155,7 +158,7 @@ macro_rules! functions {
         impl Functions {
             /// Opens the library and looks up its functions.
             pub(super) fn open(
-                places: &$crate::library::Places,
+                places: &$crate::library::LibraryPlaces,
                 listener: $crate::library::Listener,
             ) -> Result<Self, $crate::library::LibraryOpenError> {
                 listener("dlopen", None);
@@ -198,7 +201,7 @@ macro_rules! functions {
 pub(crate) use functions;
 
 /// Returns the paths and names to try, in order.
-fn candidates(names: &[&str], places: &Places) -> Vec<PathBuf> {
+fn candidates(names: &[&str], places: &LibraryPlaces) -> Vec<PathBuf> {
     if let Some(path) = &places.path {
         return vec![path.clone()];
     }
@@ -241,7 +244,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("usr/lib64")).unwrap();
         fs::write(root.path().join("usr/lib64/libmissing.so.1"), "no library").unwrap();
-        let places = Places {
+        let places = LibraryPlaces {
             path: None,
             driver_root: Some(root.path().to_owned()),
         };
@@ -262,7 +265,7 @@ mod tests {
     #[test]
     fn the_loaders_own_places_come_last_and_a_path_stands_alone() {
         let root = tempfile::tempdir().unwrap();
-        let mut places = Places {
+        let mut places = LibraryPlaces {
             path: None,
             driver_root: Some(root.path().to_owned()),
         };

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 pub use self::error::{Error, NcclError};
 use crate::cuda::{Buffer, Device, Stream};
-use crate::library::{LibraryOpenError, Listener, Places};
+use crate::library::{LibraryOpenError, LibraryPlaces, Listener};
 use functions::{Functions, ID_BYTES, Rank, RawId, Reduced};
 
 /// A loaded library, shared by its handles.
@@ -49,7 +49,7 @@ pub enum Reduction {
 }
 
 /// Part of a rank in an all-reduce.
-pub struct Part<'a> {
+pub struct RankPart<'a> {
     /// Membership of the rank.
     pub communicator: &'a Communicator,
     /// Elements that the rank contributes.
@@ -64,7 +64,7 @@ pub struct Part<'a> {
 
 impl Nccl {
     /// Opens the library. `listener` is called before every library call.
-    pub fn open(places: &Places, listener: Listener) -> Result<Self, LibraryOpenError> {
+    pub fn open(places: &LibraryPlaces, listener: Listener) -> Result<Self, LibraryOpenError> {
         Ok(Self {
             functions: Arc::new(Functions::open(places, listener)?),
         })
@@ -105,7 +105,7 @@ impl Nccl {
     /// group that are in this process must be in one call.
     pub fn all_reduce(
         &self,
-        parts: &[Part<'_>],
+        parts: &[RankPart<'_>],
         numbers: usize,
         reduction: Reduction,
     ) -> Result<(), Error> {

@@ -23,7 +23,7 @@ use nvml_wrapper_sys::bindings::{self as sys, field_id as field, nvmlPlatformInf
 
 pub use self::error::{NvmlError, NvmlOpenError};
 pub use self::events::Events;
-use crate::library::{Listener, Places};
+use crate::library::{LibraryPlaces, Listener};
 use functions::{Device, Functions};
 use query::Query;
 use types::{Length, TEXT_BYTES, text, version};
@@ -44,11 +44,11 @@ pub struct Nvml {
 /// UUIDs of the devices, and errors of those that do not answer: a cheap check for whether the
 /// inventory must be rebuilt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Roster(Vec<Result<Named, UnreadableGpu>>);
+pub struct Roster(Vec<Result<GpuUuids, UnreadableGpu>>);
 
 /// UUIDs of a GPU and of its partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Named {
+struct GpuUuids {
     uuid: String,
     partitions: Vec<String>,
 }
@@ -57,7 +57,7 @@ struct Named {
 
 impl Nvml {
     /// Opens and initialises the library. `listener` is called before every library call.
-    pub fn open(places: &Places, listener: Listener) -> Result<Self, NvmlOpenError> {
+    pub fn open(places: &LibraryPlaces, listener: Listener) -> Result<Self, NvmlOpenError> {
         let functions = Functions::open(places, listener)?;
         functions
             .nvmlInit_v2()
@@ -82,7 +82,7 @@ impl Nvml {
                 let mut gpu = Query::new(&self.functions, device);
                 let partitions = partitions(&mut gpu);
                 let partitions = partitions.into_iter().map(|(_, uuid)| uuid).collect();
-                Ok(Ok(Named { uuid, partitions }))
+                Ok(Ok(GpuUuids { uuid, partitions }))
             }
             Err(error) if error.is_driver_error() => Err(error),
             Err(error) => Ok(Err(unreadable(index, error))),

@@ -43,7 +43,7 @@ pub enum Ended {
 /// program, or a vendor's library in it, has started outlives it. Only a process that made a
 /// group of its own escapes.
 #[derive(Debug)]
-pub struct Group(Option<Pid>);
+pub struct ProcessGroup(Option<Pid>);
 
 /// Returns the path of a program, searched in `path` and then in [`STANDARD_PATH`]. Below
 /// another root, the path is relative to that root.
@@ -78,7 +78,7 @@ pub async fn run(command: &mut Command, bounds: Bounds) -> io::Result<Ended> {
         .process_group(0)
         .kill_on_drop(true);
     let mut child = command.spawn()?;
-    let mut group = Group::of(&child);
+    let mut group = ProcessGroup::of(&child);
     let most = Rlimit {
         current: Some(bounds.file_bytes),
         maximum: Some(bounds.file_bytes),
@@ -120,9 +120,9 @@ pub fn end_now() {
     }
 }
 
-// === impl Group ===
+// === impl ProcessGroup ===
 
-impl Group {
+impl ProcessGroup {
     /// Returns the group of a child that was started with `process_group(0)`.
     pub fn of(child: &Child) -> Self {
         let id = child.id().and_then(|id| i32::try_from(id).ok());
@@ -130,7 +130,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if let Some(leader) = self.0
             && let Err(error) = rustix::process::kill_process_group(leader, Signal::KILL)

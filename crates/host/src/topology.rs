@@ -21,7 +21,7 @@ const ON_ONE_SWITCH: usize = 2;
 
 /// Position of one device in the PCI tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct PciPosition {
     /// Directory of the host bridge.
     host_bridge: PathBuf,
     /// Bridges on the way, and the device at its end.
@@ -32,7 +32,7 @@ pub struct Place {
 
 /// Returns the position of the device at a PCI address (`0000:83:00.0`, lower case); `None` if
 /// sysfs has no such device.
-pub fn of_device(sysfs: &Path, address: &str) -> Option<Place> {
+pub fn of_device(sysfs: &Path, address: &str) -> Option<PciPosition> {
     // An address must be a single name, not a path.
     let plausible = |byte: u8| byte.is_ascii_hexdigit() || byte == b':' || byte == b'.';
     if !address.contains(':') || !address.bytes().all(plausible) {
@@ -42,13 +42,13 @@ pub fn of_device(sysfs: &Path, address: &str) -> Option<Place> {
 }
 
 /// Returns the position of each RDMA device (`mlx5_0`) that is a PCI device.
-pub fn of_nics(sysfs: &Path) -> BTreeMap<String, Place> {
+pub fn of_nics(sysfs: &Path) -> BTreeMap<String, PciPosition> {
     let all = entries(&sysfs.join("class/infiniband")).into_iter();
     all.filter_map(|(name, entry)| Some((name, place(&entry.join("device"))?)))
         .collect()
 }
 
-fn place(link: &Path) -> Option<Place> {
+fn place(link: &Path) -> Option<PciPosition> {
     let directory = fs::canonicalize(link).ok()?;
     let bridge = directory.ancestors().find(|one| is_host_bridge(one))?;
     let way = directory.strip_prefix(bridge).ok()?.iter();
@@ -59,7 +59,7 @@ fn place(link: &Path) -> Option<Place> {
         return None;
     }
     let numa_node = fs::read_to_string(directory.join("numa_node"));
-    Some(Place {
+    Some(PciPosition {
         host_bridge: bridge.to_owned(),
         way,
         numa_node: numa_node
@@ -75,9 +75,9 @@ fn is_host_bridge(directory: &Path) -> bool {
     name.is_some_and(|name| name.starts_with("pci") && name.contains(':'))
 }
 
-// === impl Place ===
+// === impl PciPosition ===
 
-impl Place {
+impl PciPosition {
     /// Returns the distance to another device: `PIX` (on one switch), `PXB` (across several
     /// switches), `PHB` (across their host bridge), `NODE` (across host bridges of one NUMA
     /// node) or `SYS`.

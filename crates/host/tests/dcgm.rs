@@ -7,7 +7,7 @@ use std::path::Path;
 use diagnosis::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook};
 use fakes::{Behaviour, FakeIncident, Scenario};
 use gpuwarden_host::dcgm::{Dcgm, DcgmOpenError};
-use gpuwarden_host::library::Places;
+use gpuwarden_host::library::LibraryPlaces;
 
 /// DCGM with a scenario, in a directory of its own.
 struct Machine {
@@ -34,7 +34,7 @@ impl Machine {
 
 fn connect(directory: &Path, scenario: &Scenario) -> Result<Dcgm, DcgmOpenError> {
     fakes::install(directory, scenario).unwrap();
-    let places = Places {
+    let places = LibraryPlaces {
         path: Some(directory.join(fakes::DCGM_LIBRARY)),
         driver_root: None,
     };
@@ -206,7 +206,7 @@ fn what_fails_is_named_with_the_librarys_own_text() {
 #[test]
 fn a_library_that_is_none_of_dcgm_is_refused_by_what_it_lacks() {
     let open = |path: Option<&str>| {
-        let places = Places {
+        let places = LibraryPlaces {
             path: path.map(Into::into),
             driver_root: None,
         };

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use fakes::Scenario;
 use gpuwarden_host::gpu_reset::{GpuReset, ResetError, ResetSettings, reset, tell};
-use gpuwarden_host::library::Places;
+use gpuwarden_host::library::LibraryPlaces;
 
 /// The driver of a machine, its tool and its processes.
 struct Machine {
@@ -40,7 +40,7 @@ impl Machine {
         fs::create_dir(path.join("proc")).unwrap();
         let settings = ResetSettings {
             targets: Vec::new(),
-            places: Places {
+            places: LibraryPlaces {
                 path: Some(library),
                 driver_root: None,
             },

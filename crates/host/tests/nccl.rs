@@ -9,8 +9,8 @@ use std::thread;
 
 use fakes::{Behaviour, Scenario};
 use gpuwarden_host::cuda::{Buffer, Cuda, Device, Event, Stream};
-use gpuwarden_host::library::{LibraryOpenError, Places};
-use gpuwarden_host::nccl::{Communicator, Error, Nccl, Part, Reduction, UniqueId};
+use gpuwarden_host::library::{LibraryOpenError, LibraryPlaces};
+use gpuwarden_host::nccl::{Communicator, Error, Nccl, RankPart, Reduction, UniqueId};
 use testkit::Component;
 
 /// Both libraries with a scenario, in a directory of their own.
@@ -78,7 +78,7 @@ impl Machine {
         }
         let mut parts = Vec::new();
         for member in &mut *members {
-            parts.push(Part {
+            parts.push(RankPart {
                 communicator: &member.communicator,
                 send: &member.send,
                 receive: &mut member.receive,
@@ -93,8 +93,8 @@ impl Machine {
     }
 }
 
-fn at(path: PathBuf) -> Places {
-    Places {
+fn at(path: PathBuf) -> LibraryPlaces {
+    LibraryPlaces {
         path: Some(path),
         driver_root: None,
     }

@@ -13,7 +13,7 @@ use diagnosis::gpu::{
     Readings, RecoveryAction, UnreadableGpu,
 };
 use fakes::{Behaviour, FakeEvent, FakeLink, FakePartition, Scenario};
-use gpuwarden_host::library::Places;
+use gpuwarden_host::library::LibraryPlaces;
 use gpuwarden_host::nvml::{Nvml, NvmlOpenError};
 use serde_json::{Value, json};
 
@@ -46,7 +46,7 @@ impl Machine {
 }
 
 fn open(directory: &Path, scenario: &Scenario) -> Result<Nvml, NvmlOpenError> {
-    let places = Places {
+    let places = LibraryPlaces {
         path: Some(fakes::install(directory, scenario).unwrap()),
         driver_root: None,
     };
@@ -491,7 +491,7 @@ fn an_event_is_told_once_also_to_a_program_that_is_started_again() {
         events.wait(Duration::from_millis(20)).unwrap().is_some()
     };
     assert!(has_event(open(directory.path(), &scenario).unwrap()));
-    let places = Places {
+    let places = LibraryPlaces {
         path: Some(directory.path().join(fakes::LIBRARY)),
         driver_root: None,
     };
@@ -545,7 +545,7 @@ fn a_driver_that_is_away_or_was_exchanged_is_no_gpu_that_failed() {
 
 #[test]
 fn a_library_that_is_not_nvml_is_refused_by_what_it_lacks() {
-    let places = Places {
+    let places = LibraryPlaces {
         path: Some("libc.so.6".into()),
         driver_root: None,
     };
@@ -570,7 +570,7 @@ fn it_is_found_below_the_root_of_a_driver() {
             linked.join(fakes::LIBRARY),
         )
         .unwrap();
-        let places = Places {
+        let places = LibraryPlaces {
             path: None,
             driver_root: Some(root.path().to_owned()),
         };
@@ -593,7 +593,7 @@ fn without_a_driver_its_library_says_that_there_is_none() {
         fs::create_dir_all(&below).unwrap();
         let library = below.join(fakes::LIBRARY);
         symlink(driver.unwrap().path().join(fakes::LIBRARY), &library).unwrap();
-        let places = Places {
+        let places = LibraryPlaces {
             path: None,
             driver_root: Some(root.path().to_owned()),
         };

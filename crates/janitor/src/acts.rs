@@ -2,7 +2,7 @@
 
 use cluster::{ApiError, Cluster, ObjectKind};
 use maintenance::janitor::{CreateResult, Effect, Input, WriteResult};
-use maintenance::{EXPIRY, Expiry, Key, Maintenance, Resource};
+use maintenance::{EXPIRY, Expiry, Maintenance, MaintenanceResource, ResourceKey};
 use model::node::{NodeChange, NodeView};
 use runtime::logging::chain;
 use serde_json::{Value, json};
@@ -94,10 +94,10 @@ pub(crate) fn jobs() -> ObjectKind {
 }
 
 /// Maps the response to a conditional write of a resource.
-fn written(key: &Key, merged: Result<Value, ApiError>) -> WriteResult {
+fn written(key: &ResourceKey, merged: Result<Value, ApiError>) -> WriteResult {
     let title = key.title();
     match merged {
-        Ok(object) => match Resource::read(key.kind, &object) {
+        Ok(object) => match MaintenanceResource::read(key.kind, &object) {
             Ok(resource) => WriteResult::Done(Box::new(resource)),
             Err(error) => {
                 tracing::error!("{title}: cannot parse the response of the API server: {error}");
@@ -124,7 +124,7 @@ async fn change_node(cluster: &Cluster, view: &NodeView, change: &NodeChange) ->
     }
 }
 
-async fn make(cluster: &Cluster, namespace: &str, key: &Key, job: &Value) -> CreateResult {
+async fn make(cluster: &Cluster, namespace: &str, key: &ResourceKey, job: &Value) -> CreateResult {
     match cluster.create_object(&jobs(), Some(namespace), job).await {
         Ok(job) => CreateResult::Done(Box::new(job)),
         Err(ApiError::Conflict { .. }) => CreateResult::Exists,
@@ -143,7 +143,7 @@ async fn make(cluster: &Cluster, namespace: &str, key: &Key, job: &Value) -> Cre
 async fn expire(
     cluster: &Cluster,
     metrics: &JanitorMetrics,
-    key: &Key,
+    key: &ResourceKey,
     expiry: Expiry,
 ) -> Result<(), ApiError> {
     let kind = kind(key.kind);

@@ -13,7 +13,7 @@ use contract::janitor_provider::{
     IsGpuResetCompleteRequest, IsNodeReadyRequest, SendGpuResetSignalRequest,
     SendRebootSignalRequest, SendTerminateSignalRequest,
 };
-use maintenance::janitor::{Action, Class, Found, ProviderFailure, ProviderPlace};
+use maintenance::janitor::{Action, Class, FoundOperation, ProviderFailure, ProviderPlace};
 use runtime::tcp_grpc;
 use runtime::tls::ClientTls;
 use tonic::metadata::MetadataValue;
@@ -200,16 +200,16 @@ impl Provider for Remote {
         answer.map_err(|status| grpc::failure(&status))
     }
 
-    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure> {
+    async fn find(&self, signal: &Signal) -> Result<FoundOperation, ProviderFailure> {
         let status = match self.query(signal, "").await? {
             // A provider without operation ids leaves the field empty.
-            Ok((_, request_id)) if request_id.is_empty() => return Ok(Found::CannotTell),
-            Ok((_, request_id)) => return Ok(Found::Sent(request_id)),
+            Ok((_, request_id)) if request_id.is_empty() => return Ok(FoundOperation::CannotTell),
+            Ok((_, request_id)) => return Ok(FoundOperation::Sent(request_id)),
             Err(status) => status,
         };
         let details = grpc::parse_details(&status);
         if details.reason.as_deref() == Some(grpc::OPERATION_UNKNOWN) {
-            return Ok(Found::NotSent);
+            return Ok(FoundOperation::NotSent);
         }
         // An error of the connection is not an answer of the provider.
         let unanswered = std::error::Error::source(&status).is_some();
@@ -227,7 +227,7 @@ impl Provider for Remote {
         if passes || (details.has_class() && failure.class != Class::Permanent) {
             return Err(failure);
         }
-        Ok(Found::CannotTell)
+        Ok(FoundOperation::CannotTell)
     }
 
     async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, ProviderFailure> {

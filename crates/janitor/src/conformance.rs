@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::SignedDuration;
-use maintenance::gpu_reset::Gpus;
-use maintenance::janitor::{Action, Class, Found};
+use maintenance::gpu_reset::ResetGpus;
+use maintenance::janitor::{Action, Class, FoundOperation};
 
 use crate::provider::{Provider, Signal};
 
@@ -84,17 +84,23 @@ fn signal(action: Action, node: &str, operation: &str) -> Signal {
 pub async fn sends_once_and_knows_it_again(world: &dyn World) {
     let (provider, machine) = (world.provider(), world.machine().await);
     let first = signal(Action::Reboot, &machine, "first");
-    assert_eq!(provider.find(&first).await.unwrap(), Found::NotSent);
+    assert_eq!(
+        provider.find(&first).await.unwrap(),
+        FoundOperation::NotSent
+    );
     let request = provider.send(&first).await.unwrap();
     assert!(!request.is_empty());
     assert_eq!(provider.send(&first).await.unwrap(), request);
     assert_eq!(
         provider.find(&first).await.unwrap(),
-        Found::Sent(request.clone())
+        FoundOperation::Sent(request.clone())
     );
     assert_eq!(world.signals(&machine).await, 1);
     let other = signal(Action::Reboot, &machine, "other");
-    assert_eq!(provider.find(&other).await.unwrap(), Found::NotSent);
+    assert_eq!(
+        provider.find(&other).await.unwrap(),
+        FoundOperation::NotSent
+    );
 }
 
 /// A machine is ready after it has booted, and not because it was ready before.
@@ -147,12 +153,15 @@ pub async fn classes_what_goes_wrong(world: &dyn World) {
             // An unreachable service cannot confirm that the signal was not sent, unless the
             // provider has its own record.
             match provider.find(&signal).await {
-                Ok(found) => assert_eq!(found, Found::NotSent),
+                Ok(found) => assert_eq!(found, FoundOperation::NotSent),
                 Err(unknown) => assert_ne!(unknown.class, Class::Permanent, "{unknown:?}"),
             }
         }
         assert!(world.set(Weather::Fine).await);
-        assert_eq!(provider.find(&signal).await.unwrap(), Found::NotSent);
+        assert_eq!(
+            provider.find(&signal).await.unwrap(),
+            FoundOperation::NotSent
+        );
         assert_eq!(world.signals(&machine).await, 0, "{weather:?}");
     }
     // A refusal is not permanent.
@@ -168,7 +177,10 @@ pub async fn takes_slow_answers(world: &dyn World) {
         let signal = signal(Action::Reboot, &machine, "slow");
         let request = provider.send(&signal).await.unwrap();
         assert!(world.set(Weather::Fine).await);
-        assert_eq!(provider.find(&signal).await.unwrap(), Found::Sent(request));
+        assert_eq!(
+            provider.find(&signal).await.unwrap(),
+            FoundOperation::Sent(request)
+        );
         assert_eq!(world.signals(&machine).await, 1);
     }
 }
@@ -182,7 +194,7 @@ pub async fn finds_what_was_sent_when_the_answer_was_lost(world: &dyn World) {
         assert_eq!(failure.class, Class::Ambiguous, "{failure:?}");
         assert!(world.set(Weather::Fine).await);
         let found = provider.find(&signal).await.unwrap();
-        let Found::Sent(request) = found else {
+        let FoundOperation::Sent(request) = found else {
             panic!("{found:?}");
         };
         assert_eq!(provider.send(&signal).await.unwrap(), request);
@@ -226,10 +238,10 @@ pub async fn resets_or_says_that_it_cannot(world: &dyn World) {
         }
     };
     assert_eq!(provider.send(&first).await.unwrap(), request);
-    let sent = Found::Sent(request.clone());
+    let sent = FoundOperation::Sent(request.clone());
     assert_eq!(provider.find(&first).await.unwrap(), sent);
     let other = provider.find(&reset(&machine, "other")).await.unwrap();
-    assert_eq!(other, Found::NotSent);
+    assert_eq!(other, FoundOperation::NotSent);
     assert_eq!(world.signals(&machine).await, 1);
     assert!(!provider.is_ready(&first, &request).await.unwrap());
     if world.resets(&machine, true).await {
@@ -262,7 +274,10 @@ async fn refuses_resets_for_now(world: &dyn World) {
             (Class::Transient, wait)
         );
         assert!(world.set(Weather::Fine).await);
-        assert_eq!(provider.find(&signal).await.unwrap(), Found::NotSent);
+        assert_eq!(
+            provider.find(&signal).await.unwrap(),
+            FoundOperation::NotSent
+        );
         assert_eq!(world.signals(&machine).await, 0);
         provider.send(&signal).await.unwrap();
         assert_eq!(world.signals(&machine).await, 1);
@@ -276,7 +291,7 @@ async fn finds_a_reset_whose_answer_was_lost(world: &dyn World) {
         let failure = provider.send(&signal).await.unwrap_err();
         assert_eq!(failure.class, Class::Ambiguous, "{failure:?}");
         assert!(world.set(Weather::Fine).await);
-        let Found::Sent(request) = provider.find(&signal).await.unwrap() else {
+        let FoundOperation::Sent(request) = provider.find(&signal).await.unwrap() else {
             panic!("the reset is not known");
         };
         assert_eq!(provider.send(&signal).await.unwrap(), request);
@@ -286,9 +301,9 @@ async fn finds_a_reset_whose_answer_was_lost(world: &dyn World) {
 
 /// Creates a signal to reset one GPU.
 fn reset(node: &str, operation: &str) -> Signal {
-    let gpus = Gpus {
+    let gpus = ResetGpus {
         uuids: vec!["GPU-1".to_owned()],
-        ..Gpus::default()
+        ..ResetGpus::default()
     };
     Signal {
         resource: operation.to_owned(),

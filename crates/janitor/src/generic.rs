@@ -9,7 +9,7 @@ use maintenance::gpu_reset::ResetSettings;
 use maintenance::janitor::generic::{
     GenericConfig, boot_before, failure_of, is_of, is_reset, job_name, reset_job, reset_job_name,
 };
-use maintenance::janitor::{Action, Class, Found, ProviderFailure};
+use maintenance::janitor::{Action, Class, FoundOperation, ProviderFailure};
 use serde_json::Value;
 
 use crate::node::{boot_of, failure, is_ready, known_boot, node};
@@ -67,8 +67,8 @@ impl Generic {
         match self.cluster.create_object(&jobs(), namespace, job).await {
             Ok(_) => Ok(request),
             Err(ApiError::Conflict { .. }) => match self.find(signal).await? {
-                Found::Sent(request) => Ok(request),
-                Found::NotSent | Found::CannotTell => {
+                FoundOperation::Sent(request) => Ok(request),
+                FoundOperation::NotSent | FoundOperation::CannotTell => {
                     let name = job["metadata"]["name"].as_str().unwrap_or_default();
                     let message =
                         format!("the Job {name} belongs to another operation, or was just deleted");
@@ -148,7 +148,7 @@ impl Provider for Generic {
         ))
     }
 
-    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure> {
+    async fn find(&self, signal: &Signal) -> Result<FoundOperation, ProviderFailure> {
         let (node, operation) = (signal.node.as_str(), signal.operation.as_str());
         let is_reset = signal.action == Action::Reset;
         let name = if is_reset {
@@ -162,7 +162,7 @@ impl Provider for Generic {
         } else {
             job.and_then(|job| boot_before(&job, operation))
         };
-        Ok(request.map_or(Found::NotSent, Found::Sent))
+        Ok(request.map_or(FoundOperation::NotSent, FoundOperation::Sent))
     }
 
     async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, ProviderFailure> {

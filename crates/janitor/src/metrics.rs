@@ -5,8 +5,8 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use maintenance::handover::HandoverPhase;
 use maintenance::janitor::{Action, ResourceEvent};
-use maintenance::validation_request::{Phase as TestPhase, Request, Status};
-use maintenance::{Key, Maintenance};
+use maintenance::validation_request::{Phase as TestPhase, Status, ValidationRequest};
+use maintenance::{Maintenance, ResourceKey};
 use model::resource::CompletionReason;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -112,7 +112,7 @@ impl JanitorMetrics {
         self.deleted.get_or_create(&[("kind", kind.name())]).inc();
     }
 
-    fn count(&self, key: &Key, node: &str, status: &str) {
+    fn count(&self, key: &ResourceKey, node: &str, status: &str) {
         let labels = [
             ("action_type", action_type(key).to_owned()),
             ("status", status.to_owned()),
@@ -206,7 +206,7 @@ fn state(phase: HandoverPhase) -> Option<&'static str> {
     }
 }
 
-fn action_type(key: &Key) -> &'static str {
+fn action_type(key: &ResourceKey) -> &'static str {
     Action::of(key.kind).map_or("", Action::name)
 }
 
@@ -214,7 +214,7 @@ fn action_type(key: &Key) -> &'static str {
 
 impl ValidationMetrics {
     /// Counts the start and the end of a request, from its change of status.
-    pub(crate) fn changed(&self, request: &Request, now: &Status) {
+    pub(crate) fn changed(&self, request: &ValidationRequest, now: &Status) {
         let before = request.status.phase;
         if before.is_none() {
             self.begun.inc();

@@ -1,8 +1,8 @@
 //! Interface between the janitor and the services that act on machines.
 
 use async_trait::async_trait;
-use maintenance::gpu_reset::Gpus;
-use maintenance::janitor::{Action, Found, ProviderFailure};
+use maintenance::gpu_reset::ResetGpus;
+use maintenance::janitor::{Action, FoundOperation, ProviderFailure};
 use runtime::tcp_grpc::AddressError;
 use runtime::tls::TlsError;
 
@@ -17,7 +17,7 @@ pub struct Signal {
     /// Name of the Kubernetes resource behind the request; empty if the caller did not send it.
     pub resource: String,
     /// GPUs to reset; ignored by other actions.
-    pub gpus: Gpus,
+    pub gpus: ResetGpus,
 }
 
 /// Service that acts on machines.
@@ -34,7 +34,7 @@ pub trait Provider: Send + Sync + 'static {
     async fn send(&self, signal: &Signal) -> Result<String, ProviderFailure>;
 
     /// Returns whether the operation of a signal was sent before.
-    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure>;
+    async fn find(&self, signal: &Signal) -> Result<FoundOperation, ProviderFailure>;
 
     /// Returns true once the node has rebooted and is ready, or its GPUs are reset. Fails with
     /// [`Permanent`](maintenance::janitor::Class::Permanent) if that will never happen.
@@ -51,7 +51,7 @@ impl Signal {
             node: node.to_owned(),
             operation: operation.to_owned(),
             resource: String::new(),
-            gpus: Gpus::default(),
+            gpus: ResetGpus::default(),
         }
     }
 }

@@ -12,10 +12,10 @@ use async_trait::async_trait;
 use cluster::{ApiError, Cluster};
 use jiff::{SignedDuration, Timestamp};
 use maintenance::janitor::redfish::{
-    Log, Machine, PowerCycleRecord, RedfishConfig, SYSTEMS, SignalEffect, entries_of, log_of,
-    members_of,
+    ComputerSystem, Log, PowerCycleRecord, RedfishConfig, SYSTEMS, SignalEffect, entries_of,
+    log_of, members_of,
 };
-use maintenance::janitor::{Action, Class, Found, ProviderFailure};
+use maintenance::janitor::{Action, Class, FoundOperation, ProviderFailure};
 use runtime::tls::ClientTls;
 use serde_json::{Value, json};
 
@@ -77,7 +77,7 @@ impl Redfish {
         Bmc::new(&address, &self.config, &self.tls).await
     }
 
-    async fn machine(&self, bmc: &Bmc) -> Result<Machine, ProviderFailure> {
+    async fn machine(&self, bmc: &Bmc) -> Result<ComputerSystem, ProviderFailure> {
         let path = match self.config.system.as_str() {
             "" => {
                 let paths = members_of(&bmc.get(SYSTEMS).await?);
@@ -94,7 +94,7 @@ impl Redfish {
             }
             path => path.to_owned(),
         };
-        let mut machine = Machine::read(&bmc.get(&path).await?).map_err(unusable)?;
+        let mut machine = ComputerSystem::read(&bmc.get(&path).await?).map_err(unusable)?;
         if machine.says_no_types()
             && let Some(path) = &machine.action_info
         {
@@ -106,7 +106,7 @@ impl Redfish {
 
     /// Reads the log of a machine. A log that cannot be read provides no evidence, but does not
     /// prevent the signal.
-    async fn log(&self, bmc: &Bmc, machine: &Machine) -> Log {
+    async fn log(&self, bmc: &Bmc, machine: &ComputerSystem) -> Log {
         let mut log = Log::default();
         let read = async {
             let Some(logs) = &machine.logs else {
@@ -137,8 +137,8 @@ impl Redfish {
         &self,
         node: &Value,
         record: &PowerCycleRecord,
-    ) -> Result<Found, ProviderFailure> {
-        let sent = Found::Sent(record.boot_id.clone());
+    ) -> Result<FoundOperation, ProviderFailure> {
+        let sent = FoundOperation::Sent(record.boot_id.clone());
         if record.booted(boot_of(node)) {
             return Ok(sent);
         }
@@ -148,8 +148,8 @@ impl Redfish {
         let log = self.log(&bmc, &machine).await;
         match record.verdict(&machine, &log, Timestamp::now()) {
             SignalEffect::Reset => Ok(sent),
-            SignalEffect::NotReset => Ok(Found::NotSent),
-            SignalEffect::Unknown => Ok(Found::CannotTell),
+            SignalEffect::NotReset => Ok(FoundOperation::NotSent),
+            SignalEffect::Unknown => Ok(FoundOperation::CannotTell),
             SignalEffect::TooSoon => {
                 let what = "the BMC was asked for a reset just now and does not report one yet";
                 let failure = ProviderFailure::new(Class::Transient, "RESOURCE_BUSY", what);
@@ -219,9 +219,9 @@ impl Provider for Redfish {
             return self.cycle(signal, &node).await;
         };
         match self.found(&node, &record).await? {
-            Found::Sent(request) => Ok(request),
-            Found::NotSent => self.cycle(signal, &node).await,
-            Found::CannotTell => {
+            FoundOperation::Sent(request) => Ok(request),
+            FoundOperation::NotSent => self.cycle(signal, &node).await,
+            FoundOperation::CannotTell => {
                 let message = "the signal was recorded before, and the BMC does not report whether the machine was reset";
                 Err(ProviderFailure::new(
                     Class::Ambiguous,
@@ -232,11 +232,11 @@ impl Provider for Redfish {
         }
     }
 
-    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure> {
+    async fn find(&self, signal: &Signal) -> Result<FoundOperation, ProviderFailure> {
         let node = node(&self.cluster, &signal.node).await?;
         match record_of(&node, signal) {
             Some(record) => self.found(&node, &record).await,
-            None => Ok(Found::NotSent),
+            None => Ok(FoundOperation::NotSent),
         }
     }
 

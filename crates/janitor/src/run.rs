@@ -7,10 +7,10 @@ use std::time::Duration;
 use cluster::{Cluster, Event, ServiceEvent, ServiceWatches};
 use contract::keys;
 use jiff::Timestamp;
-use maintenance::Key;
+use maintenance::ResourceKey;
 use maintenance::handover::HandoverPhase;
 use maintenance::janitor::{
-    Answer, Board, Effect, Input, NodeObservation, NodeUpdate, ProviderPlace, Question,
+    Board, Effect, Input, NodeObservation, NodeUpdate, ProviderAnswer, ProviderPlace, Question,
     ResourceEvent,
 };
 use model::node::NodeView;
@@ -100,7 +100,7 @@ impl Janitor {
     }
 
     fn begin(&self, sender: &mpsc::Sender<Input>) {
-        let start = |watch: watches::Watch| {
+        let start = |watch: watches::JanitorWatch| {
             let (cluster, sender) = (Arc::clone(&self.parts.cluster), sender.clone());
             let cancel = self.cancel.clone();
             tokio::spawn(async move {
@@ -109,11 +109,11 @@ impl Janitor {
             });
         };
         for kind in self.parts.board.kinds() {
-            start(watches::Watch::Resources(kind));
+            start(watches::JanitorWatch::Resources(kind));
         }
-        start(watches::Watch::Marks);
+        start(watches::JanitorWatch::Marks);
         if let Some(resets) = &self.parts.board.config().resets {
-            start(watches::Watch::Jobs(resets.namespace.clone()));
+            start(watches::JanitorWatch::Jobs(resets.namespace.clone()));
         }
     }
 
@@ -204,7 +204,7 @@ impl Janitor {
         }
     }
 
-    fn ask(&mut self, key: Key, signal: Signal, place: &ProviderPlace, question: Question) {
+    fn ask(&mut self, key: ResourceKey, signal: Signal, place: &ProviderPlace, question: Question) {
         let Some(provider) = self.parts.providers.of(place) else {
             return; // Unreachable: all configured providers are open.
         };
@@ -219,17 +219,17 @@ impl Janitor {
                         provider = provider_name,
                         "{title}: sending the signal"
                     );
-                    Answer::Sent(provider.send(&signal).await)
+                    ProviderAnswer::Sent(provider.send(&signal).await)
                 }
-                Question::Find => Answer::Found(provider.find(&signal).await),
+                Question::Find => ProviderAnswer::Found(provider.find(&signal).await),
                 Question::Ready(request) => {
-                    Answer::Ready(provider.is_ready(&signal, &request).await)
+                    ProviderAnswer::Ready(provider.is_ready(&signal, &request).await)
                 }
             };
             let failure = match &answer {
-                Answer::Sent(Err(failure))
-                | Answer::Found(Err(failure))
-                | Answer::Ready(Err(failure)) => Some(failure),
+                ProviderAnswer::Sent(Err(failure))
+                | ProviderAnswer::Found(Err(failure))
+                | ProviderAnswer::Ready(Err(failure)) => Some(failure),
                 _ => None,
             };
             if let Some(failure) = failure {

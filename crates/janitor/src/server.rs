@@ -19,8 +19,8 @@ use contract::janitor_provider::{
     SendGpuResetSignalRequest, SendGpuResetSignalResponse, SendRebootSignalRequest,
     SendRebootSignalResponse, SendTerminateSignalRequest, SendTerminateSignalResponse,
 };
-use maintenance::gpu_reset::Gpus;
-use maintenance::janitor::{Action, Class, Found, ProviderFailure};
+use maintenance::gpu_reset::ResetGpus;
+use maintenance::janitor::{Action, Class, FoundOperation, ProviderFailure};
 use runtime::logging::Seldom;
 use runtime::tcp_grpc;
 use runtime::tls::ServerTls;
@@ -171,9 +171,9 @@ impl Service {
             None => None,
         };
         match self.provider.find(&signal).await.map_err(failed)? {
-            Found::Sent(request_id) => Ok((Ok(false), request_id)),
-            Found::NotSent => Err(grpc::operation_unknown(&signal.operation)),
-            Found::CannotTell => Err(failed(unsupported("finding an operation again"))),
+            FoundOperation::Sent(request_id) => Ok((Ok(false), request_id)),
+            FoundOperation::NotSent => Err(grpc::operation_unknown(&signal.operation)),
+            FoundOperation::CannotTell => Err(failed(unsupported("finding an operation again"))),
         }
     }
 
@@ -191,7 +191,7 @@ fn check(asked: &Signal) -> Result<(), ProviderFailure> {
     if asked.node.is_empty() {
         return Err(invalid("node_name is empty"));
     }
-    let Gpus { uuids, pci_bus_ids } = &asked.gpus;
+    let ResetGpus { uuids, pci_bus_ids } = &asked.gpus;
     if uuids.len() + pci_bus_ids.len() > MAX_GPUS {
         return Err(invalid("too many GPUs are named"));
     }
@@ -261,7 +261,7 @@ impl CspProviderService for Service {
             node: request.node_name,
             operation: request.operation_id,
             resource: request.cr_name,
-            gpus: Gpus {
+            gpus: ResetGpus {
                 uuids: request.gpu_uuids,
                 pci_bus_ids: request.gpu_pci_bus_ids,
             },

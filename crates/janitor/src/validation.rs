@@ -13,7 +13,9 @@ use std::time::Duration;
 use cluster::{Cluster, ObjectKind, Selection, ServiceEvent, ServiceWatches, Signal};
 use jiff::Timestamp;
 use maintenance::is_older;
-use maintenance::validation_request::{self as requests, Request, ValidationConfiguration};
+use maintenance::validation_request::{
+    self as requests, ValidationConfiguration, ValidationRequest,
+};
 use runtime::logging::Seldom;
 use runtime::metrics::Metrics;
 use serde_json::Value;
@@ -50,7 +52,7 @@ pub struct Validator {
     metrics: ValidationMetrics,
     nodes: Nodes,
     node_events: mpsc::Receiver<ServiceEvent>,
-    requests: BTreeMap<String, Request>,
+    requests: BTreeMap<String, ValidationRequest>,
     /// Names of requests that cannot be parsed.
     unreadable: BTreeSet<String>,
     /// Objects that run tests, by provider and name.
@@ -260,7 +262,7 @@ impl Validator {
     }
 
     fn update_request(&mut self, object: &Value) {
-        match Request::read(object) {
+        match ValidationRequest::read(object) {
             Ok(request) => {
                 let known = self.requests.get(&request.name);
                 if known.is_some_and(|known| is_older(&request.version, &known.version)) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use cluster::{Cluster, ObjectKind, Selection, Signal};
 use contract::keys;
 use maintenance::janitor::Input;
-use maintenance::{Key, Maintenance, Resource};
+use maintenance::{Maintenance, MaintenanceResource, ResourceKey};
 use runtime::logging::{Seldom, chain};
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -19,7 +19,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(10);
 const JOB_LABEL: &str = "app=gpu-reset";
 
 /// Watch that runs as long as the janitor.
-pub(crate) enum Watch {
+pub(crate) enum JanitorWatch {
     /// Resources of one kind.
     Resources(Maintenance),
     /// Jobs that reset GPUs, in this namespace.
@@ -29,9 +29,9 @@ pub(crate) enum Watch {
     Marks,
 }
 
-// === impl Watch ===
+// === impl JanitorWatch ===
 
-impl Watch {
+impl JanitorWatch {
     /// Sends inputs until the receiver is dropped.
     pub(crate) async fn run(
         self,
@@ -68,7 +68,7 @@ async fn resources(
         let input = match signal {
             Signal::Restarted => Input::ListBegun(of),
             Signal::Listed => Input::Listed(of),
-            Signal::Applied(object) => match Resource::read(of, &object) {
+            Signal::Applied(object) => match MaintenanceResource::read(of, &object) {
                 Ok(resource) => Input::Updated(Box::new(resource)),
                 Err(error) => {
                     if let Some(not_logged_before) = malformed.now() {
@@ -78,7 +78,7 @@ async fn resources(
                     continue;
                 }
             },
-            Signal::Deleted(name) => Input::Deleted(Key { kind: of, name }),
+            Signal::Deleted(name) => Input::Deleted(ResourceKey { kind: of, name }),
             Signal::Failing { .. } | Signal::Recovered => continue,
         };
         sender.send(input).await.ok()?;

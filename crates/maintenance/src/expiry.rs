@@ -6,7 +6,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::Resource;
+use super::MaintenanceResource;
 
 const TTL: &str = "nvsentinel.nvidia.com/ttl";
 const PRESERVE: &str = "nvsentinel.nvidia.com/preserve";
@@ -42,9 +42,9 @@ impl Keep {
     }
 }
 
-// === impl Resource ===
+// === impl MaintenanceResource ===
 
-impl Resource {
+impl MaintenanceResource {
     /// Returns the time of deletion. `None` if the resource has not ended, or is kept.
     ///
     /// An `expiry` before the end counts as absent: NVSentinel computes one when it first

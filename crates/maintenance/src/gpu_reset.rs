@@ -17,16 +17,16 @@ use jiff::{SignedDuration, Timestamp};
 use model::node::{NodeChange, NodeView};
 use serde_json::Value;
 
-use crate::{Act, Resource};
+use crate::{Act, MaintenanceResource};
 
 mod job;
 mod observation;
 mod services;
 mod steps;
 
-pub use job::{Gpus, job, job_name};
+pub use job::{ResetGpus, job, job_name};
 pub use observation::{ResetObservation, ResetState};
-pub use services::{SERVICES, Service, ServicePod, Stopped};
+pub use services::{OperatorService, SERVICES, ServicePod, Stopped};
 
 /// Condition that is true once GPUs are reset and services run.
 pub const COMPLETE: &str = "Complete";
@@ -84,7 +84,7 @@ impl ResetSettings {
 #[derive(Clone, Copy, Debug)]
 pub struct ResetInput<'a> {
     /// Request to decide about.
-    pub request: &'a Resource,
+    pub request: &'a MaintenanceResource,
     /// Node of the request. `None` if the cluster has no node of this name.
     pub node: Option<&'a NodeView>,
     /// Pods of services on the node. `None` until they have been read.
@@ -108,7 +108,7 @@ pub struct ResetInput<'a> {
 
 /// Decision about a request, with at most one action.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Decision {
+pub struct ResetDecision {
     /// Action to take now.
     pub act: Option<Act>,
     /// Time of the next decision if nothing happens before.
@@ -118,7 +118,7 @@ pub struct Decision {
 }
 
 /// Decides on the next action for a request.
-pub fn decide(input: &ResetInput<'_>) -> Decision {
+pub fn decide(input: &ResetInput<'_>) -> ResetDecision {
     let ResetInput { request, now, .. } = *input;
     let status = &request.status;
     if let Some(since) = request.deleted_at {
@@ -126,22 +126,22 @@ pub fn decide(input: &ResetInput<'_>) -> Decision {
     }
     if status.completion.is_some() {
         if let Some((stopped, node)) = input.stopped().zip(input.node) {
-            return Decision::now(Act::Node(stopped.put_back(node, false)));
+            return ResetDecision::now(Act::Node(stopped.put_back(node, false)));
         }
         // Nothing is left to undo, so the deletion of the resource need not wait.
-        return Decision {
+        return ResetDecision {
             act: request.has_finalizer().then_some(Act::Finalizer(false)),
-            ..Decision::default()
+            ..ResetDecision::default()
         };
     }
     if !request.has_finalizer() {
-        return Decision::now(Act::Finalizer(true));
+        return ResetDecision::now(Act::Finalizer(true));
     }
     if status.condition(READY).is_none() {
         let mut next = status.clone();
         "Pending".clone_into(&mut next.phase);
         next.set(READY, "Unknown", "Pending", "", now);
-        return Decision::now(Act::Status(Box::new(next)));
+        return ResetDecision::now(Act::Status(Box::new(next)));
     }
     if let Some(step) = STEPS.into_iter().find(|step| status.is_false(step)) {
         return input.fail_after(step);
@@ -173,30 +173,30 @@ pub fn left_behind(node: &NodeView, exists: impl Fn(&str) -> bool) -> Option<Nod
 }
 
 /// Returns whether the GPUs have been reset.
-pub(crate) fn is_reset(request: &Resource) -> bool {
+pub(crate) fn is_reset(request: &MaintenanceResource) -> bool {
     request.status.is_true(JOB_COMPLETED)
 }
 
 /// Returns whether a request is in progress.
-pub(crate) fn is_active(request: &Resource) -> bool {
+pub(crate) fn is_active(request: &MaintenanceResource) -> bool {
     request.status.is_true(READY) && request.status.completion.is_none()
 }
 
 /// Returns whether a request is working on its node.
-pub(crate) fn holds(request: &Resource, node: Option<&NodeView>) -> bool {
+pub(crate) fn holds(request: &MaintenanceResource, node: Option<&NodeView>) -> bool {
     let stopped = node.and_then(Stopped::read);
     is_active(request) || stopped.is_some_and(|stopped| stopped.uid == request.uid)
 }
 
 /// Returns the reason of the failure, if the request ended in one.
-pub(crate) fn failure(request: &Resource) -> Option<String> {
+pub(crate) fn failure(request: &MaintenanceResource) -> Option<String> {
     let complete = request.status.condition(COMPLETE)?;
     (complete.status == "False").then(|| complete.reason.clone())
 }
 
-// === impl Decision ===
+// === impl ResetDecision ===
 
-impl Decision {
+impl ResetDecision {
     pub(super) fn now(act: Act) -> Self {
         Self {
             act: Some(act),

@@ -13,7 +13,9 @@ use model::time::later;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Act, Resource, SESSION_ENDED, SESSION_ENDED_MESSAGE, SESSION_OBSERVED_WITHIN, Status};
+use crate::{
+    Act, MaintenanceResource, SESSION_ENDED, SESSION_ENDED_MESSAGE, SESSION_OBSERVED_WITHIN, Status,
+};
 
 /// Condition that is true once the node is handed over.
 pub const RELEASED: &str = "NVSentinelOwnershipReleased";
@@ -46,7 +48,7 @@ struct Mark {
 #[derive(Clone, Copy, Debug)]
 pub struct HandoverInput<'a> {
     /// Request to decide about.
-    pub request: &'a Resource,
+    pub request: &'a MaintenanceResource,
     /// Node of the request. `None` if the cluster has no node of this name.
     pub node: Option<&'a NodeView>,
     /// Other work on the node that comes first. `None` if the request may proceed.
@@ -58,7 +60,7 @@ pub struct HandoverInput<'a> {
 }
 
 /// Returns the time of the next decision if nothing happens before.
-pub(crate) fn wake_at(request: &Resource) -> Option<Timestamp> {
+pub(crate) fn wake_at(request: &MaintenanceResource) -> Option<Timestamp> {
     // Until then the node may still show the session that permits the request.
     (request.attempt.is_some()).then(|| later(request.created, SESSION_OBSERVED_WITHIN))
 }
@@ -171,7 +173,7 @@ fn taint(request: &str) -> Taint {
 }
 
 /// Returns the progress of a request.
-pub(crate) fn phase(request: &Resource) -> HandoverPhase {
+pub(crate) fn phase(request: &MaintenanceResource) -> HandoverPhase {
     let status = &request.status;
     if status.completion.is_some() {
         return HandoverPhase::Closed;
@@ -186,7 +188,7 @@ pub(crate) fn phase(request: &Resource) -> HandoverPhase {
 }
 
 /// Returns the action recommended by the request's event, as written there.
-pub(crate) fn action(request: &Resource) -> String {
+pub(crate) fn action(request: &MaintenanceResource) -> String {
     match request.spec.pointer("/healthEvent/recommendedAction") {
         Some(Value::String(name)) => name.clone(),
         Some(number) => number.to_string(),
@@ -195,18 +197,18 @@ pub(crate) fn action(request: &Resource) -> String {
 }
 
 /// Returns whether the external system has the node of a request.
-pub(crate) fn holds(request: &Resource, node: Option<&NodeView>) -> bool {
+pub(crate) fn holds(request: &MaintenanceResource, node: Option<&NodeView>) -> bool {
     node.is_some_and(|node| has(request, node)) && request.status.completion.is_none()
 }
 
 /// Returns whether a node is handed over for a request, possibly by NVSentinel's janitor, which
 /// sets no annotation.
-fn has(request: &Resource, node: &NodeView) -> bool {
+fn has(request: &MaintenanceResource, node: &NodeView) -> bool {
     node.has_taint(&taint(&request.name)) && node.is_handed_over()
 }
 
 /// Returns the other request that has the node.
-fn others(request: &Resource, node: &NodeView) -> Option<String> {
+fn others(request: &MaintenanceResource, node: &NodeView) -> Option<String> {
     let mark = Mark::read(node).filter(|mark| mark.uid != request.uid);
     let of = |name: &str| format!("ExternalRemediationRequest {name}");
     let taints = node.taints.iter().map(|on| &on.taint);
@@ -217,7 +219,7 @@ fn others(request: &Resource, node: &NodeView) -> Option<String> {
     mark.map(|mark| of(&mark.request)).or_else(taint)
 }
 
-fn hand_over(request: &Resource, node: &NodeView) -> NodeChange {
+fn hand_over(request: &MaintenanceResource, node: &NodeView) -> NodeChange {
     let mut change = NodeChange::default();
     let taint = taint(&request.name);
     if !node.has_taint(&taint) {

@@ -31,11 +31,11 @@ mod reset;
 mod sending;
 mod signal;
 
-pub use admission::{Named, Request};
+pub use admission::{AdmissionRequest, RequestedNode};
 pub use board::{Board, CreateResult, Effect, Input, NodeUpdate, ResourceEvent, WriteResult};
 pub use config::{JanitorConfig, MAX_CONFIG_BYTES, ProviderPlace, Rules};
 pub use failure::{Class, ProviderFailure};
-pub use sending::{Answer, Found, Question};
+pub use sending::{FoundOperation, ProviderAnswer, Question};
 pub use signal::NodeObservation;
 
 /// Action requested of a provider.

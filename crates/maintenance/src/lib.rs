@@ -51,7 +51,7 @@ pub enum Maintenance {
 
 /// Kind and name of a resource.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
+pub struct ResourceKey {
     /// Kind of the resource.
     pub kind: Maintenance,
     /// `metadata.name` of the resource.
@@ -60,7 +60,7 @@ pub struct Key {
 
 /// A maintenance request, as read from the API server.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Resource {
+pub struct MaintenanceResource {
     /// Kind of the request.
     pub kind: Maintenance,
     /// `metadata.name` of the object.
@@ -165,18 +165,18 @@ impl Maintenance {
     }
 }
 
-// === impl Key ===
+// === impl ResourceKey ===
 
-impl Key {
+impl ResourceKey {
     /// Returns kind and name for people.
     pub fn title(&self) -> String {
         format!("{} {}", self.kind.name(), self.name)
     }
 }
 
-// === impl Resource ===
+// === impl MaintenanceResource ===
 
-impl Resource {
+impl MaintenanceResource {
     /// Reads an object of the given kind.
     pub fn read(kind: Maintenance, object: &Value) -> Result<Self, ResourceError> {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
@@ -218,8 +218,8 @@ impl Resource {
     }
 
     /// Returns the key of the resource.
-    pub fn key(&self) -> Key {
-        Key {
+    pub fn key(&self) -> ResourceKey {
+        ResourceKey {
             kind: self.kind,
             name: self.name.clone(),
         }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Key, Maintenance};
+use super::{Maintenance, ResourceKey};
 
 /// Completed lists, and lists that are arriving.
 #[derive(Clone, Debug, Default)]
@@ -22,7 +22,7 @@ impl Listings {
     }
 
     /// Records that a resource exists.
-    pub(crate) fn record(&mut self, key: &Key) {
+    pub(crate) fn record(&mut self, key: &ResourceKey) {
         if let Some(received) = self.coming.get_mut(&key.kind) {
             received.insert(key.name.clone());
         }
@@ -32,8 +32,8 @@ impl Listings {
     pub(crate) fn end<'a>(
         &mut self,
         kind: Maintenance,
-        known: impl Iterator<Item = &'a Key>,
-    ) -> Vec<Key> {
+        known: impl Iterator<Item = &'a ResourceKey>,
+    ) -> Vec<ResourceKey> {
         self.complete.insert(kind);
         let Some(received) = self.coming.remove(&kind) else {
             return Vec::new();

@@ -26,7 +26,7 @@ use serde_json::Value;
 pub use cluster_view::{ClusterView, NodeState, Readiness};
 pub use config::{Provider, ValidationConfiguration};
 pub use status::{Phase, Status};
-pub use step::{Act, Step, refused, step};
+pub use step::{Act, ValidationStep, refused, step};
 
 /// API group of the kind.
 pub const GROUP: &str = "nvsentinel.nvidia.com";
@@ -41,7 +41,7 @@ pub const FINALIZER: &str = "nvsentinel.nvidia.com/validation-request";
 
 /// A request, as read from the API server.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Request {
+pub struct ValidationRequest {
     /// `metadata.name` of the object.
     pub name: String,
     /// `metadata.uid` of the object.
@@ -62,9 +62,9 @@ pub struct Request {
     tests: Vec<String>,
 }
 
-// === impl Request ===
+// === impl ValidationRequest ===
 
-impl Request {
+impl ValidationRequest {
     /// Reads an object. The error describes the malformed part.
     pub fn read(object: &Value) -> Result<Self, String> {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);

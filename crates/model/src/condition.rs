@@ -30,7 +30,7 @@ use crate::fault::Fault;
 use crate::node::NodeView;
 use crate::reporter::Authority;
 
-pub use message::{Limits, LimitsError};
+pub use message::{LimitsError, MessageLimits};
 pub use occurrence::{MAX_OCCURRENCES, Occurrence, is_open, occurrences, reason};
 
 /// Most conditions of checks on one node. Senders choose the names of checks, and no condition
@@ -66,7 +66,7 @@ const UNNAMED_CHECK: &str = "HealthCheckFailed";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Limits of a condition's message.
-    pub limits: Limits,
+    pub limits: MessageLimits,
     /// True if [`keys::CONDITION_GPU_HEALTHY`] is written as well.
     pub summary: bool,
 }
@@ -172,7 +172,7 @@ pub fn changes<'a>(
 fn of_broken(
     broken: &BTreeMap<&str, Vec<&Fault>>,
     on_node: &BTreeMap<&str, Observed<'_>>,
-    limits: &Limits,
+    limits: &MessageLimits,
 ) -> Vec<NodeCondition> {
     let of_checks = on_node
         .iter()
@@ -228,7 +228,7 @@ fn is_of_check(kind: &str, found: &Observed<'_>) -> bool {
         .any(|suffix| found.reason.strip_suffix(suffix) == Some(kind))
 }
 
-fn summary(faults: &[Fault], limits: &Limits) -> NodeCondition {
+fn summary(faults: &[Fault], limits: &MessageLimits) -> NodeCondition {
     let mut fatal: Vec<&Fault> = faults.iter().filter(|fault| fault.event.is_fatal).collect();
     fatal.sort_by(|a, b| Fault::by_gravity(a, b));
     let (status, reason, message) = match fatal.as_slice() {

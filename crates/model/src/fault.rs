@@ -22,7 +22,7 @@ use crate::reporter::Authority;
 pub use diagnosis::subject::{Subject, heals, normalise_pci};
 
 pub use book::{
-    Change, FaultBook, Ignored, MAX_FAULT_BYTES_PER_NODE, MAX_FAULTY_NODES,
+    FaultBook, FaultChange, Ignored, MAX_FAULT_BYTES_PER_NODE, MAX_FAULTY_NODES,
     MAX_OPEN_FAULTS_PER_NODE, clears_on_reboot,
 };
 pub use capacity::Rereading;

@@ -34,7 +34,7 @@ pub struct RendezvousPlace {
 
 /// Answer to a pod that asks for its gang.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct RendezvousAnswer {
     /// Data of the gang's `ConfigMap`; empty until the pod has a place in it.
     #[serde(default)]
     pub data: BTreeMap<String, String>,

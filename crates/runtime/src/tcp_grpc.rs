@@ -26,7 +26,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::logging::Seldom;
 use crate::tls::{CertificateNames, ClientTls, ServerTls};
-use places::{Place, Places};
+use places::{ConnectionPlace, ConnectionPlaces};
 
 /// Most open connections; more wait in the listener's backlog. Enough for each node of the
 /// largest supported cluster, with a margin. Lower if the process may not have that many
@@ -61,7 +61,7 @@ pub struct Connection {
     io: Box<dyn Io>,
     peer: TcpPeer,
     /// Occupies a place until the connection is dropped.
-    _place: Place,
+    _place: ConnectionPlace,
 }
 
 /// Stream with or without TLS.
@@ -116,7 +116,7 @@ pub fn incoming_up_to(
     tls: Option<Arc<ServerTls>>,
     most: usize,
 ) -> impl Stream<Item = io::Result<Connection>> {
-    let places = Places::new(places::within_limit(most));
+    let places = ConnectionPlaces::new(places::within_limit(most));
     let (sender, receiver) = mpsc::channel(QUEUE);
     tokio::spawn(accept_all(listener, tls, places, sender));
     ReceiverStream::new(receiver)
@@ -126,7 +126,7 @@ pub fn incoming_up_to(
 async fn accept_all(
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
-    places: Arc<Places>,
+    places: Arc<ConnectionPlaces>,
     sender: mpsc::Sender<io::Result<Connection>>,
 ) {
     let seldom = Arc::new(Seldom::default());

@@ -18,7 +18,7 @@ use fleet::session::{Intent, Marks, Phase, without_ours};
 use fleet::{Effect, EventInStore, Fleet, FleetInput, Owns, PatchAnswer, Planned, Settings};
 use jiff::{SignedDuration, Timestamp};
 use model::event::EventRecord;
-use model::fault::Change;
+use model::fault::FaultChange;
 use model::mode::Mode;
 use model::node::{NodeView, Taint, scheduling};
 use model::position::Position;
@@ -461,13 +461,13 @@ impl Decided {
 }
 
 /// Describes the change of a fault by an event, if there is one.
-fn change_text(change: &Change) -> Option<String> {
+fn change_text(change: &FaultChange) -> Option<String> {
     match change {
-        Change::Opened(title) => Some(title.clone()),
-        Change::Escalated(title) => Some(format!("{title} became fatal")),
-        Change::Closed(title) => Some(format!("{title} recovered")),
-        Change::Refreshed(title) => Some(format!("{title}, again")),
-        Change::Ignored(_) => None,
+        FaultChange::Opened(title) => Some(title.clone()),
+        FaultChange::Escalated(title) => Some(format!("{title} became fatal")),
+        FaultChange::Closed(title) => Some(format!("{title} recovered")),
+        FaultChange::Refreshed(title) => Some(format!("{title}, again")),
+        FaultChange::Ignored(_) => None,
     }
 }
 

@@ -42,7 +42,7 @@ const ATTEMPTS: u32 = 2000;
 
 /// Result of a run.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Report {
+pub struct SimulationReport {
     /// Seed of the run, which determines it.
     pub seed: u64,
     /// Number of steps taken.
@@ -79,10 +79,10 @@ struct Figures {
 }
 
 /// Runs `steps` steps, or until an invariant is violated.
-pub fn run(seed: u64, steps: u64) -> Report {
-    let mut report = Report {
+pub fn run(seed: u64, steps: u64) -> SimulationReport {
+    let mut report = SimulationReport {
         seed,
-        ..Report::default()
+        ..SimulationReport::default()
     };
     while report.steps < steps {
         let length = EPISODE.min(steps - report.steps);

@@ -8,7 +8,7 @@ mod rules;
 
 use contract::keys;
 use contract::nearest::nearest;
-use fleet::session::{Observed, Phase, foreign_session, returns};
+use fleet::session::{ObservedNode, Phase, foreign_session, returns};
 use fleet::{Fleet, Situation};
 use jiff::Timestamp;
 use model::fault::not_fully_seen;
@@ -231,7 +231,7 @@ fn cluster_check(cluster: Option<Connection<'_>>) -> Check {
 }
 
 /// Returns the check that the cluster has the node.
-fn node_check(node: &str, in_cluster: Option<bool>, observed: Option<&Observed>) -> Check {
+fn node_check(node: &str, in_cluster: Option<bool>, observed: Option<&ObservedNode>) -> Check {
     match in_cluster {
         Some(true) => {
             let cordoned = observed.filter(|node| node.view.unschedulable);

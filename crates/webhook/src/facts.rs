@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::kept::{Key, MemoryBudget};
+use crate::kept::{MemoryBudget, ObjectKey};
 use crate::turns::memory;
 
 /// Longest wait for all facts of one answer. The API server itself waits 10 s.
@@ -64,7 +64,7 @@ pub struct Facts {
 /// Objects with the time of their request, by namespace, and by kind and name.
 #[derive(Default)]
 struct Answers {
-    objects: HashMap<Key, (Instant, Arc<Value>)>,
+    objects: HashMap<ObjectKey, (Instant, Arc<Value>)>,
     budget: MemoryBudget,
 }
 
@@ -257,7 +257,7 @@ impl Facts {
         }
     }
 
-    fn cached(&self, key: &Key) -> Option<Arc<Value>> {
+    fn cached(&self, key: &ObjectKey) -> Option<Arc<Value>> {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, object) = answers.objects.get_mut(key)?;
         if at.elapsed() >= FRESH {
@@ -268,7 +268,7 @@ impl Facts {
         Some(Arc::clone(object))
     }
 
-    fn store(&self, key: Key, object: Arc<Value>) -> Arc<Value> {
+    fn store(&self, key: ObjectKey, object: Arc<Value>) -> Arc<Value> {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let Answers { objects, budget } = &mut *answers;
         if objects.len() >= MANY_ANSWERS {

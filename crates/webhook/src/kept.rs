@@ -12,7 +12,7 @@ const MAX_BYTES: usize = 24 * 1024 * 1024;
 const MAX_NAMESPACE_BYTES: usize = 6 * 1024 * 1024;
 
 /// Namespace and name of an object. The name may include the kind.
-pub(crate) type Key = (String, String);
+pub(crate) type ObjectKey = (String, String);
 
 /// Sizes of the cached objects.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(crate) struct MemoryBudget {
     all: usize,
     by_namespace: BTreeMap<String, usize>,
     /// Size in bytes and last use, as a tick of `now`.
-    objects: BTreeMap<Key, (usize, u64)>,
+    objects: BTreeMap<ObjectKey, (usize, u64)>,
     now: u64,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct MemoryBudget {
 impl MemoryBudget {
     /// Records the size of an object and returns the objects to evict for it. These include the
     /// object itself if it is larger than a limit.
-    pub(crate) fn add(&mut self, key: &Key, bytes: usize) -> Vec<Key> {
+    pub(crate) fn add(&mut self, key: &ObjectKey, bytes: usize) -> Vec<ObjectKey> {
         self.remove(key);
         self.now += 1;
         self.objects.insert(key.clone(), (bytes, self.now));
@@ -44,7 +44,7 @@ impl MemoryBudget {
     }
 
     /// Marks an object as used.
-    pub(crate) fn touch(&mut self, key: &Key) {
+    pub(crate) fn touch(&mut self, key: &ObjectKey) {
         self.now += 1;
         if let Some((_, used)) = self.objects.get_mut(key) {
             *used = self.now;
@@ -52,7 +52,7 @@ impl MemoryBudget {
     }
 
     /// Removes an object from the budget.
-    pub(crate) fn remove(&mut self, key: &Key) {
+    pub(crate) fn remove(&mut self, key: &ObjectKey) {
         let Some((bytes, _)) = self.objects.remove(key) else {
             return;
         };
@@ -72,7 +72,7 @@ impl MemoryBudget {
 
     /// Returns the object to evict if a limit is exceeded: the least recently used one of the
     /// namespace with the most bytes.
-    fn over_limit(&self) -> Option<Key> {
+    fn over_limit(&self) -> Option<ObjectKey> {
         let (namespace, bytes) = self.by_namespace.iter().max_by_key(|(_, bytes)| **bytes)?;
         if self.all <= MAX_BYTES && *bytes <= MAX_NAMESPACE_BYTES {
             return None;
@@ -90,7 +90,7 @@ mod tests {
 
     const MIB: usize = 1024 * 1024;
 
-    fn key(namespace: &str, name: usize) -> Key {
+    fn key(namespace: &str, name: usize) -> ObjectKey {
         (namespace.to_owned(), name.to_string())
     }
 
@@ -129,7 +129,7 @@ mod tests {
         // An object above the limit is not cached at all.
         let huge = key("huge", 0);
         assert_eq!(budget.add(&huge, MAX_NAMESPACE_BYTES + 1), [huge]);
-        let all: Vec<Key> = budget.objects.keys().cloned().collect();
+        let all: Vec<ObjectKey> = budget.objects.keys().cloned().collect();
         for key in all {
             budget.remove(&key);
         }

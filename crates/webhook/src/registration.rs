@@ -39,7 +39,7 @@ const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// Address of the webhook, as API servers reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum WebhookAddress {
     /// Service in the cluster.
     Service {
         namespace: String,
@@ -69,7 +69,7 @@ pub enum Asked {
 /// Keeper of one registration.
 pub struct Registration {
     pub cluster: Arc<Cluster>,
-    pub place: Place,
+    pub place: WebhookAddress,
     pub asked: Asked,
     /// PEM of the current certificate authorities.
     pub authorities: watch::Receiver<String>,
@@ -149,7 +149,7 @@ impl Registration {
         let authorities = BASE64_STANDARD.encode(self.authorities.borrow().as_bytes());
         let path = self.asked.path();
         let client = match &self.place {
-            Place::Service {
+            WebhookAddress::Service {
                 namespace,
                 name,
                 port,
@@ -157,7 +157,7 @@ impl Registration {
                 "service": {"namespace": namespace, "name": name, "port": port, "path": path},
                 "caBundle": authorities,
             }),
-            Place::Url(url) => json!({
+            WebhookAddress::Url(url) => json!({
                 "url": format!("{}{path}", url.trim_end_matches('/')),
                 "caBundle": authorities,
             }),
@@ -384,7 +384,7 @@ mod tests {
             let config = Config::parse(&format!("image: i\n{given}"), "test");
             let registration = Registration {
                 cluster: crate::server::tests::away().await,
-                place: Place::Url("https://127.0.0.1:8443".to_owned()),
+                place: WebhookAddress::Url("https://127.0.0.1:8443".to_owned()),
                 asked: Asked::Pods {
                     config: Arc::new(config.expect("a configuration")),
                     failure_policy: None,

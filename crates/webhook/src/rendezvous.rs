@@ -25,7 +25,7 @@ use cluster::{Cluster, ObjectKind, TokenError, TokenOwner};
 use connector::Connector;
 use preflight::config::Config;
 use preflight::gang::Gang;
-use preflight::rendezvous::{AUDIENCE, Answer, Topology};
+use preflight::rendezvous::{AUDIENCE, RendezvousAnswer, Topology};
 use preflight::roster::config_map_name;
 use preflight::topology::Topologies;
 use ring::hmac;
@@ -41,7 +41,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::discoveries::Discoveries;
 use crate::facts::Facts;
-use crate::kept::Key;
+use crate::kept::ObjectKey;
 use rosters::{Contents, Rosters};
 
 /// Longest wait that a pod may ask for; its connection stays open meanwhile.
@@ -177,7 +177,7 @@ impl Rendezvous {
 
     /// Waits until the gang is complete, has started or cannot be tested, but at most for
     /// `wait`. Returns the gang's contents at that moment.
-    async fn wait(&self, key: &Key, pod: &str, wait: Duration) -> Option<Arc<Contents>> {
+    async fn wait(&self, key: &ObjectKey, pod: &str, wait: Duration) -> Option<Arc<Contents>> {
         let mut changes = self.rosters.changes(key);
         let turn = self.waiting.try_acquire();
         let until = Instant::now() + wait;
@@ -198,7 +198,7 @@ impl Rendezvous {
 
     /// Returns the secret of a gang. It must not depend on the `ConfigMap`, which others may
     /// write.
-    fn secret(&self, key: &Key) -> String {
+    fn secret(&self, key: &ObjectKey) -> String {
         let secret = hmac::sign(&self.key, format!("{}/{}", key.0, key.1).as_bytes());
         BASE64_STANDARD.encode(secret.as_ref())
     }
@@ -321,7 +321,7 @@ async fn gang(
 
 async fn answer(
     rendezvous: &Rendezvous,
-    key: Key,
+    key: ObjectKey,
     waiting: &Waiting,
     headers: &HeaderMap,
 ) -> Result<Response, Refusal> {
@@ -337,13 +337,13 @@ async fn answer(
     let wait = Duration::from_secs(waiting.wait).min(MAX_WAIT);
     let contents = rendezvous.wait(&key, &pod.name, wait).await;
     let Some(contents) = contents else {
-        return Ok(axum::Json(Answer::default()).into_response());
+        return Ok(axum::Json(RendezvousAnswer::default()).into_response());
     };
     // A pod that is not a member learns only whether the gang is complete.
     if !contents.has(&pod.name) {
-        let answer = Answer {
+        let answer = RendezvousAnswer {
             full: contents.is_complete(),
-            ..Answer::default()
+            ..RendezvousAnswer::default()
         };
         return Ok(axum::Json(answer).into_response());
     }
@@ -365,7 +365,7 @@ async fn answer(
     Ok(([(CONTENT_TYPE, json), (CONTENT_LENGTH, length)], body).into_response())
 }
 
-/// Fields of an [`Answer`] after `data`.
+/// Fields of an [`RendezvousAnswer`] after `data`.
 #[derive(Serialize)]
 struct Ending {
     full: bool,

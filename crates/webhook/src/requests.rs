@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{ApiError, Cluster, ObjectKind};
-use maintenance::janitor::{Named, Request};
-use maintenance::{Maintenance, Resource};
+use maintenance::janitor::{AdmissionRequest, RequestedNode};
+use maintenance::{Maintenance, MaintenanceResource};
 use preflight::inject::Injection;
 use runtime::http_server::ReadBody;
 use runtime::logging::{Seldom, chain};
@@ -29,7 +29,7 @@ type Open = Arc<Vec<Value>>;
 
 /// Answers reviews of requests. Cheap to clone.
 #[derive(Clone)]
-pub struct Requests {
+pub struct RequestAdmission {
     cluster: Arc<Cluster>,
     turns: Turns,
     /// Last list of each kind, by plural, and when it began. The lock is held while listing.
@@ -38,9 +38,9 @@ pub struct Requests {
     unchecked: Arc<Seldom>,
 }
 
-// === impl Requests ===
+// === impl RequestAdmission ===
 
-impl Requests {
+impl RequestAdmission {
     /// Creates an admission that reads from `cluster`.
     pub fn new(cluster: Arc<Cluster>) -> Self {
         Self {
@@ -114,7 +114,7 @@ impl Requests {
         let begun = Instant::now();
         let kinds = ObjectKind::new(group, version, plural);
         let mut open = self.cluster.list_objects(&kinds).await?;
-        open.retain(|one| Resource::read(kind, one).is_ok_and(|one| !one.is_over()));
+        open.retain(|one| MaintenanceResource::read(kind, one).is_ok_and(|one| !one.is_over()));
         let open = Arc::new(open);
         lists.insert(plural, (begun, Arc::clone(&open)));
         Ok(open)
@@ -137,7 +137,7 @@ impl Requests {
 }
 
 /// Returns the janitor's request in a review; `None` if there is nothing to check.
-fn request(review: &Review) -> Option<Request<'_>> {
+fn request(review: &Review) -> Option<AdmissionRequest<'_>> {
     let resource = &review.resource;
     let kind = Maintenance::of_resource(&resource.group, &resource.resource)?;
     let before = match &*review.operation {
@@ -145,7 +145,7 @@ fn request(review: &Review) -> Option<Request<'_>> {
         "UPDATE" => Some(&review.old_object),
         _ => return None,
     };
-    Some(Request {
+    Some(AdmissionRequest {
         kind,
         object: &review.object,
         before,
@@ -157,8 +157,8 @@ fn request(review: &Review) -> Option<Request<'_>> {
 fn named(review: &Review) -> Option<Result<(Maintenance, String), String>> {
     let request = request(review)?;
     match request.node() {
-        Ok(Named::Node(node)) => Some(Ok((request.kind, node.to_owned()))),
-        Ok(Named::Changed) => None,
+        Ok(RequestedNode::Node(node)) => Some(Ok((request.kind, node.to_owned()))),
+        Ok(RequestedNode::Changed) => None,
         Err(why) => Some(Err(why)),
     }
 }
@@ -214,7 +214,7 @@ mod tests {
         (lists, crate::server::tests::at(&address).await)
     }
 
-    async fn answer(requests: &Requests, review: &Value) -> Value {
+    async fn answer(requests: &RequestAdmission, review: &Value) -> Value {
         let body = Body::from(review.to_string());
         let peer = Peer::of([127, 0, 0, 1].into());
         let room = Bodies::new(1024 * 1024);
@@ -239,7 +239,7 @@ mod tests {
     #[tokio::test]
     async fn what_cannot_be_carried_out_is_refused_with_a_sentence() {
         let (_, cluster) = api().await;
-        let requests = Requests::new(cluster);
+        let requests = RequestAdmission::new(cluster);
         for (operation, node, before, refusal) in [
             ("CREATE", "gpu-2", None, None),
             ("CREATE", "gpu-9", None, Some("there is no node gpu-9")),
@@ -282,7 +282,7 @@ mod tests {
     #[tokio::test]
     async fn who_asks_while_others_do_shares_a_list_with_them() {
         let (lists, cluster) = api().await;
-        let requests = Requests::new(cluster);
+        let requests = RequestAdmission::new(cluster);
         let questions: Vec<Value> = (0..60)
             .map(|at| review("CREATE", if at == 0 { "gpu-1" } else { "gpu-2" }, None))
             .collect();
@@ -298,7 +298,7 @@ mod tests {
 
     #[tokio::test]
     async fn while_the_cluster_does_not_say_it_is_let_in_with_a_warning() {
-        let requests = Requests::new(crate::server::tests::away().await);
+        let requests = RequestAdmission::new(crate::server::tests::away().await);
         let response = answer(&requests, &review("CREATE", "gpu-1", None)).await;
         assert_eq!(response["allowed"], true, "{response}");
         let warning = response["warnings"][0].as_str().unwrap_or_default();

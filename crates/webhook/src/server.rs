@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::Admission;
-use crate::requests::Requests;
+use crate::requests::RequestAdmission;
 use crate::review::Unanswered;
 
 /// Largest review in bytes. An API server accepts objects of 3 MiB, and sends `managedFields`
@@ -49,7 +49,7 @@ const MAX_SILENCE: Duration = Duration::from_secs(60);
 pub struct WebhookServer {
     admission: Admission,
     /// Validation of the janitor's requests, if enabled.
-    requests: Option<Requests>,
+    requests: Option<RequestAdmission>,
     metrics: Metrics,
     bodies: Arc<Bodies>,
     body_timeout: Duration,
@@ -79,7 +79,7 @@ impl WebhookServer {
 
     /// Also validates the janitor's requests.
     #[must_use]
-    pub fn with_requests(self, requests: Option<Requests>) -> Self {
+    pub fn with_requests(self, requests: Option<RequestAdmission>) -> Self {
         Self { requests, ..self }
     }
 

@@ -2,13 +2,13 @@
 
 use contract::{Entity, HealthEvent, ProcessingStrategy, RecommendedAction, action_name, keys};
 use diagnosis::gpu::Gpu;
-use diagnosis::gpu::checks::{Change, GpuNames, Witnesses};
+use diagnosis::gpu::checks::{GpuNames, ProblemChange, Witnesses};
 
 use super::GpuConfig;
 
 /// Returns the event for a change. `blank` is an event of its check.
 pub(super) fn of(
-    change: &Change,
+    change: &ProblemChange,
     blank: HealthEvent,
     driver_version: Option<&str>,
     config: &GpuConfig,
@@ -64,7 +64,7 @@ pub(super) fn recovery(gpu: &Gpu, message: &str, blank: HealthEvent) -> HealthEv
 }
 
 /// Sets fatality and action of an event by the catalogue.
-fn judge(event: &mut HealthEvent, change: &Change, config: &GpuConfig) {
+fn judge(event: &mut HealthEvent, change: &ProblemChange, config: &GpuConfig) {
     let verdict = config.catalog.judge_dcgm(&change.code);
     let row = config.catalog.dcgm_named(&change.code);
     let severity = row.map(|row| row.severity.to_string());
@@ -131,7 +131,7 @@ pub(super) fn add_names(
     }
 }
 
-fn entities(change: &Change) -> Vec<Entity> {
+fn entities(change: &ProblemChange) -> Vec<Entity> {
     let gpu = change.gpu.as_ref();
     let names = [
         (keys::ENTITY_GPU, gpu.map(|gpu| gpu.index.to_string())),

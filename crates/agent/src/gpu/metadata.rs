@@ -13,7 +13,7 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use diagnosis::decode::{MAX_MACHINE_BYTES, Machine, cut_domain};
+use diagnosis::decode::{MAX_MACHINE_BYTES, MachineGpus, cut_domain};
 use diagnosis::gpu::{Gpu, Inventory};
 use host::boot::Boot;
 use host::topology;
@@ -122,7 +122,7 @@ impl MetadataFile {
     pub async fn run(
         mut self,
         mut inventory: watch::Receiver<Inventory>,
-        machine: watch::Sender<Option<Machine>>,
+        machine: watch::Sender<Option<MachineGpus>>,
         cancel: CancellationToken,
     ) {
         loop {
@@ -147,7 +147,7 @@ impl MetadataFile {
     }
 
     /// Writes the file if something has changed. Returns the known GPUs if they have changed.
-    fn update(&mut self, inventory: &Inventory) -> Option<Machine> {
+    fn update(&mut self, inventory: &Inventory) -> Option<MachineGpus> {
         // A driver that is away does not mean that GPUs are gone.
         if inventory.gpus.is_empty() {
             return None;
@@ -175,7 +175,7 @@ impl MetadataFile {
         self.trouble
             .note(result.map_err(|why| format!("{path} {why}")));
         let changed = self.known.as_ref() != Some(&now);
-        let machine = changed.then(|| Machine::parse(&text(&now)).ok());
+        let machine = changed.then(|| MachineGpus::parse(&text(&now)).ok());
         self.known = Some(now);
         machine.flatten()
     }
@@ -305,7 +305,7 @@ fn text(description: &Description) -> String {
 /// Returns an error if another writer's file, which is left alone, is incomplete.
 fn check(text: &str, seen: &Description) -> Result<(), String> {
     let left = "gpuwarden did not write it, and leaves it alone";
-    let machine = Machine::parse(text).map_err(|error| format!("{}; {left}", chain(&error)))?;
+    let machine = MachineGpus::parse(text).map_err(|error| format!("{}; {left}", chain(&error)))?;
     let mut gpus = seen.gpus.iter();
     let Some(gpu) = gpus.find(|gpu| machine.gpu_with_uuid(&gpu.uuid).is_none()) else {
         return Ok(());
@@ -317,7 +317,7 @@ fn check(text: &str, seen: &Description) -> Result<(), String> {
     ))
 }
 
-fn entry(gpu: &Gpu, place: Option<&topology::Place>) -> GpuEntry {
+fn entry(gpu: &Gpu, place: Option<&topology::PciPosition>) -> GpuEntry {
     let links = gpu
         .nvlinks
         .iter()

@@ -11,7 +11,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use host::gpu_probe::{PROTOCOL, ProbeSettings, Said};
-use host::program::Group;
+use host::program::ProcessGroup;
 use runtime::backoff::Backoff;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdout, Command};
@@ -131,7 +131,7 @@ async fn run(
     };
     // Dropped on cancellation too, which also ends processes that a library has started in the
     // child.
-    let group = Group::of(&child);
+    let group = ProcessGroup::of(&child);
     let mut doing = Doing(Some((START.to_owned(), None)));
     let end = match child.stdout.take() {
         Some(output) => forward(config, output, seen, &mut doing, backoff).await,
@@ -271,7 +271,7 @@ fn shown(line: &[u8]) -> String {
 }
 
 /// Ends a child and returns its exit status; keeps the child if it cannot be killed.
-async fn finish(mut child: Child, group: Group, stuck: &mut Stuck) -> Option<ExitStatus> {
+async fn finish(mut child: Child, group: ProcessGroup, stuck: &mut Stuck) -> Option<ExitStatus> {
     // The output is closed, and the input closes now, so the child may end by itself.
     drop(child.stdin.take());
     drop(group);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use connector::{AcceptNodes, Connector};
 use contract::{HealthEvent, ProcessingStrategy, RecommendedAction};
-use diagnosis::gpu::checks::Change;
+use diagnosis::gpu::checks::ProblemChange;
 use diagnosis::gpu::{Gpu, GpuEventKind, NvlinkReadings, RecoveryAction, UnreadableGpu};
 use host::boot::{Boot, BootId};
 use jiff::SignedDuration;
@@ -106,7 +106,7 @@ impl Bench {
             asks_dcgm: false,
             boot: 1,
             config: GpuConfig {
-                limits: Limits::default(),
+                limits: CheckLimits::default(),
                 is_fake: false,
                 ignored_xids: vec![137],
                 catalog: Arc::new(Catalog::builtin().clone()),
@@ -416,7 +416,7 @@ fn a_gpu_without_a_name_cannot_be_reset_alone() {
         pci: None,
         chassis_serial: None,
     };
-    let change = Change {
+    let change = ProblemChange {
         gpu: Some(names),
         check: keys::CHECK_GPU_MEMORY.into(),
         code: "DCGM_FR_PENDING_ROW_REMAP".into(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use contract::{EVENT_VERSION, HealthEvent, RecommendedAction, action_name, json, keys};
-use diagnosis::decode::{Cancelled, Finding, FindingKind, KernelLogDecoder, Machine};
+use diagnosis::decode::{Cancelled, Finding, FindingKind, KernelLogDecoder, MachineGpus};
 use host::kernel_log::{KernelLogRecord, RecordRef};
 use jiff::Timestamp;
 use model::event::{MAX_METADATA_BYTES, floor_char_boundary};
@@ -14,7 +14,7 @@ pub(crate) struct Context<'a> {
     /// Time when the line was written.
     pub(crate) at: Timestamp,
     /// Description of the machine's GPUs, if known.
-    pub(crate) machine: Option<&'a Machine>,
+    pub(crate) machine: Option<&'a MachineGpus>,
     pub(crate) node_name: &'a str,
     /// True if the line is older than the configured history.
     pub(crate) earlier_in_boot: bool,
@@ -164,7 +164,7 @@ fn metadata(context: &Context<'_>) -> BTreeMap<String, String> {
         let at_address = || pci.and_then(|pci| machine.gpu_at(pci)?.index);
         finding.gpu_index.or_else(at_address)
     });
-    let version = context.machine.and_then(Machine::driver_version);
+    let version = context.machine.and_then(MachineGpus::driver_version);
     let own = [
         (keys::META_BOOT_ID, record.boot_id.map(|id| id.to_string())),
         (

@@ -9,7 +9,7 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
-use diagnosis::decode::{MAX_MACHINE_BYTES, Machine, MachineError};
+use diagnosis::decode::{MAX_MACHINE_BYTES, MachineError, MachineGpus};
 use runtime::file_stamp::FileStamp;
 use runtime::logging::chain;
 
@@ -54,7 +54,7 @@ impl MachineFile {
 
     /// Returns the machine if the file has changed and could be read. Otherwise the previous
     /// one stays in use: a missing or broken file does not change the hardware.
-    pub(super) fn poll(&mut self) -> Option<Machine> {
+    pub(super) fn poll(&mut self) -> Option<MachineGpus> {
         match self.read() {
             Ok(machine) => {
                 if machine.is_some() {
@@ -79,7 +79,7 @@ impl MachineFile {
     }
 
     /// Reads the file; returns `None` if it has not changed.
-    fn read(&mut self) -> Result<Option<Machine>, ReadError> {
+    fn read(&mut self) -> Result<Option<MachineGpus>, ReadError> {
         let opened = File::options()
             .read(true)
             .custom_flags(NONBLOCK)
@@ -106,7 +106,7 @@ impl MachineFile {
         file.take(MAX_MACHINE_BYTES as u64 + 1)
             .read_to_end(&mut text)?;
         self.read = Some(stamp);
-        Ok(Some(Machine::parse(&String::from_utf8(text)?)?))
+        Ok(Some(MachineGpus::parse(&String::from_utf8(text)?)?))
     }
 }
 

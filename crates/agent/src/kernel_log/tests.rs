@@ -38,7 +38,7 @@ struct Bench {
     refuse_user_space: bool,
     node_name: String,
     /// Description of the GPUs from the driver.
-    machine: watch::Sender<Option<Machine>>,
+    machine: watch::Sender<Option<MachineGpus>>,
 }
 
 /// Returns a boot of the machine; boot `number` began in that hour of the day.

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::messages::{FromMember, FromRank0, Hello, MemberVerdict, Test, VerdictKind};
-use super::search::{self, Answers, Found, Step};
+use super::search::{self, Conclusion, SearchStep, TestAnswers};
 use super::wire::{GangKey, Sender};
 use crate::expected::Threshold;
 use crate::worker::{Benchmark, Measured, WorkerFailure};
@@ -37,7 +37,7 @@ const ECHO: Duration = Duration::from_secs(1);
 const RECEIVE: Duration = Duration::from_secs(5);
 
 /// Parameters of the examination.
-pub(super) struct Plan {
+pub(super) struct ExaminationPlan {
     /// Deadline for members to connect.
     pub(super) formed: Instant,
     /// Time for the tests, once all members are connected.
@@ -75,7 +75,12 @@ struct Judged {
 }
 
 /// Runs until all members have received the verdict.
-pub(super) async fn run(listener: TcpListener, roster: Vec<Member>, key: GangKey, plan: Plan) {
+pub(super) async fn run(
+    listener: TcpListener,
+    roster: Vec<Member>,
+    key: GangKey,
+    plan: ExaminationPlan,
+) {
     let incoming = gathering::listen(listener, &roster, key);
     let mut coordinator = Coordinator {
         members: roster.iter().map(|_| None).collect(),
@@ -141,7 +146,7 @@ impl Coordinator {
 
     /// Tests each culprit once more, together with a member that is none: on a busy machine a
     /// group may exceed its time without being at fault.
-    async fn confirms(&mut self, found: &Found, plan: &Plan, end: Instant) -> bool {
+    async fn confirms(&mut self, found: &Conclusion, plan: &ExaminationPlan, end: Instant) -> bool {
         let of_pair = |member: &usize| {
             let mut pairs = found.pairs.iter();
             pairs.any(|(one, other)| one == member || other == member)
@@ -171,7 +176,7 @@ impl Coordinator {
     }
 
     /// Tests the whole gang, and searches for the culprits if it fails.
-    async fn examine(&mut self, plan: &Plan) -> Vec<MemberVerdict> {
+    async fn examine(&mut self, plan: &ExaminationPlan) -> Vec<MemberVerdict> {
         self.gone.clear();
         let end = Instant::now() + plan.timeout;
         let topologies = match self.topologies() {
@@ -243,7 +248,7 @@ impl Coordinator {
     }
 
     /// Tests the whole gang; returns the result, and its description.
-    async fn whole(&mut self, plan: &Plan) -> (Judged, String) {
+    async fn whole(&mut self, plan: &ExaminationPlan) -> (Judged, String) {
         let all: Vec<usize> = (0..self.members.len()).collect();
         let until = Instant::now() + plan.timeout / FIRST_PART;
         let measured = self.test(&all, &plan.benchmark, until).await;
@@ -269,21 +274,26 @@ impl Coordinator {
     /// Searches for the culprits. Returns `None` if the time is over, or a member disconnects.
     /// `hangs` is true if the test of the whole gang did not end, so that a group that does not
     /// end counts as failed.
-    async fn search(&mut self, plan: &Plan, hangs: bool, end: Instant) -> Option<Found> {
+    async fn search(
+        &mut self,
+        plan: &ExaminationPlan,
+        hangs: bool,
+        end: Instant,
+    ) -> Option<Conclusion> {
         let members = self.members.len();
         let benchmark = Benchmark {
             iterations: plan.benchmark.iterations.min(SEARCH.0),
             warmups: plan.benchmark.warmups.min(SEARCH.1),
             ..plan.benchmark.clone()
         };
-        let mut answers = Answers::default();
+        let mut answers = TestAnswers::default();
         answers.note((0..members).collect(), false);
         // One culprit takes about this many tests, and each may take up its time limit.
         let tests = 2 * members.max(2).ilog2() + 4;
         loop {
             let group = match search::next(members, &answers) {
-                Step::Done(found) => return Some(found),
-                Step::Test(group) => group,
+                SearchStep::Done(found) => return Some(found),
+                SearchStep::Test(group) => group,
             };
             let ranks: Vec<usize> = group.iter().copied().collect();
             let mut passes = false;
@@ -454,7 +464,7 @@ impl Coordinator {
         &self,
         group: &[usize],
         measured: Result<Vec<Measured>, WorkerFailure>,
-        plan: &Plan,
+        plan: &ExaminationPlan,
     ) -> Judged {
         match measured {
             Ok(measured) => {

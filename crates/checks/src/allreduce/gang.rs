@@ -12,7 +12,7 @@ use preflight::roster::{Member, Roster};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use super::rendezvous::{GangState, Place};
+use super::rendezvous::{GangState, RendezvousAddress};
 
 /// Interval of checks of the files. A rendezvous answers when there is something new, or after
 /// a while.
@@ -68,11 +68,11 @@ pub(super) enum GangError {
 }
 
 /// Sources of the gang's description.
-pub(super) struct Places {
+pub(super) struct GangSources {
     /// Directory with the files of the gang's `ConfigMap`.
     pub(super) directory: PathBuf,
     /// Rendezvous, which is asked first.
-    pub(super) rendezvous: Option<Place>,
+    pub(super) rendezvous: Option<RendezvousAddress>,
 }
 
 // === impl Gang ===
@@ -112,7 +112,11 @@ async fn is_reached(address: SocketAddr) -> bool {
 ///
 /// The files are used if there is no rendezvous, or if it has not answered for a while: members
 /// with the secret and members without it would not come together.
-pub(super) async fn wait(places: &Places, pod: &str, until: Instant) -> Result<Gang, GangError> {
+pub(super) async fn wait(
+    places: &GangSources,
+    pod: &str,
+    until: Instant,
+) -> Result<Gang, GangError> {
     let mut answered_at = Instant::now();
     let mut without_place_since = None;
     loop {
@@ -262,7 +266,7 @@ mod tests {
             fs::write(directory.path().join(name), text).unwrap();
         }
         let until = Instant::now() + LOOK / 2;
-        let places = Places {
+        let places = GangSources {
             directory: directory.path().to_owned(),
             rendezvous: None,
         };
@@ -368,7 +372,7 @@ mod tests {
         )
         .unwrap();
         let until = Instant::now() + Duration::from_secs(3600);
-        let places = Places {
+        let places = GangSources {
             directory: directory.path().to_owned(),
             rendezvous: None,
         };

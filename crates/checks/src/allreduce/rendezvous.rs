@@ -6,7 +6,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use hyper::{Method, StatusCode};
-use preflight::rendezvous::{Answer, Topology, URL_VARIABLE};
+use preflight::rendezvous::{RendezvousAnswer, Topology, URL_VARIABLE};
 use preflight::roster::Roster;
 
 use crate::environment::{BadVariable, Environment};
@@ -18,7 +18,7 @@ const WAIT: u64 = 20;
 const DEADLINE: Duration = Duration::from_secs(WAIT + 10);
 
 /// Address of the rendezvous.
-pub(super) struct Place(Webhook);
+pub(super) struct RendezvousAddress(Webhook);
 
 /// State of the gang, as answered by the webhook.
 pub(super) struct GangState {
@@ -31,9 +31,9 @@ pub(super) struct GangState {
     pub(super) topology: Option<Topology>,
 }
 
-// === impl Place ===
+// === impl RendezvousAddress ===
 
-impl Place {
+impl RendezvousAddress {
     /// Reads the address; `None` if no rendezvous is configured.
     pub(super) fn read(environment: &Environment) -> Result<Option<Self>, BadVariable> {
         Ok(Webhook::read(environment, URL_VARIABLE)?.map(Self))
@@ -58,7 +58,8 @@ fn read(status: StatusCode, body: &[u8]) -> Result<GangState, String> {
     if status != StatusCode::OK {
         return Err(refusal(status, body));
     }
-    let answer: Answer = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    let answer: RendezvousAnswer =
+        serde_json::from_slice(body).map_err(|error| error.to_string())?;
     let roster = Roster::parse(|key| answer.data.get(key).cloned());
     let secret = answer.secret.map(|secret| BASE64_STANDARD.decode(secret));
     let secret = secret

@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 
 /// Ranks of the members of a group.
-pub(super) type Group = BTreeSet<usize>;
+pub(super) type RankGroup = BTreeSet<usize>;
 
 /// Number of members tried as a partner while none is known to be well, before the search gives
 /// up.
@@ -18,14 +18,14 @@ const CENTRES: usize = 3;
 
 /// Answers to the tests so far.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Answers {
-    passed: Vec<Group>,
-    failed: Vec<Group>,
+pub(super) struct TestAnswers {
+    passed: Vec<RankGroup>,
+    failed: Vec<RankGroup>,
 }
 
 /// Conclusion from the answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct Conclusion {
     /// Members that fail with every other member.
     pub(super) culprits: BTreeSet<usize>,
     /// Pairs that fail only together; neither member is at fault alone.
@@ -37,35 +37,35 @@ pub(super) struct Found {
 
 /// Next step of the search.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum SearchStep {
     /// Test this group next.
-    Test(Group),
+    Test(RankGroup),
     /// The search has ended.
-    Done(Found),
+    Done(Conclusion),
 }
 
 /// Group whose answer is needed.
-struct Wanted(Group);
+struct Wanted(RankGroup);
 
 /// Returns the next step for a gang of `members` that fails as a whole.
-pub(super) fn next(members: usize, answers: &Answers) -> Step {
+pub(super) fn next(members: usize, answers: &TestAnswers) -> SearchStep {
     let mut search = Search {
         answers,
-        found: Found::default(),
+        found: Conclusion::default(),
         classes: Vec::new(),
         unclear: Vec::new(),
     };
     match search.all(members) {
-        Ok(()) => Step::Done(search.found),
-        Err(Wanted(group)) => Step::Test(group),
+        Ok(()) => SearchStep::Done(search.found),
+        Err(Wanted(group)) => SearchStep::Test(group),
     }
 }
 
-// === impl Answers ===
+// === impl TestAnswers ===
 
-impl Answers {
+impl TestAnswers {
     /// Records the answer to a test.
-    pub(super) fn note(&mut self, group: Group, passed: bool) {
+    pub(super) fn note(&mut self, group: RankGroup, passed: bool) {
         if passed {
             self.passed.push(group);
         } else {
@@ -74,7 +74,7 @@ impl Answers {
     }
 
     /// Returns the known answer for a group, also if it follows from others.
-    fn of(&self, group: &Group) -> Option<bool> {
+    fn of(&self, group: &RankGroup) -> Option<bool> {
         if group.len() < 2 || self.passed.iter().any(|passed| passed.is_superset(group)) {
             return Some(true);
         }
@@ -85,8 +85,8 @@ impl Answers {
 
 /// Search, run anew with all known answers after each test.
 struct Search<'a> {
-    answers: &'a Answers,
-    found: Found,
+    answers: &'a TestAnswers,
+    found: Conclusion,
     /// Passing groups, which together have all members that are no culprits.
     classes: Vec<Vec<usize>>,
     /// Pairs that contain a culprit, or that fail only together.
@@ -225,12 +225,12 @@ impl Search<'_> {
         Ok(fails)
     }
 
-    fn passes(&self, group: Group) -> Result<bool, Wanted> {
+    fn passes(&self, group: RankGroup) -> Result<bool, Wanted> {
         self.answers.of(&group).ok_or(Wanted(group))
     }
 }
 
-fn with(group: &[usize], member: usize) -> Group {
+fn with(group: &[usize], member: usize) -> RankGroup {
     group.iter().copied().chain([member]).collect()
 }
 
@@ -241,13 +241,13 @@ mod tests {
     use super::*;
 
     /// Searches in a gang with these faults; returns the result, and the number of tests.
-    fn search(members: usize, faults: &Found) -> (Found, usize) {
-        let mut answers = Answers::default();
+    fn search(members: usize, faults: &Conclusion) -> (Conclusion, usize) {
+        let mut answers = TestAnswers::default();
         answers.note((0..members).collect(), false);
         for tests in 0..10_000 {
             match next(members, &answers) {
-                Step::Done(found) => return (found, tests),
-                Step::Test(group) => {
+                SearchStep::Done(found) => return (found, tests),
+                SearchStep::Test(group) => {
                     assert!(
                         group.len() > 1 && answers.of(&group).is_none(),
                         "{group:?} is known"
@@ -262,8 +262,8 @@ mod tests {
         panic!("the search does not end");
     }
 
-    fn found(culprits: &[usize], pairs: &[(usize, usize)]) -> Found {
-        Found {
+    fn found(culprits: &[usize], pairs: &[(usize, usize)]) -> Conclusion {
+        Conclusion {
             culprits: culprits.iter().copied().collect(),
             pairs: pairs.iter().copied().collect(),
             only_many: false,
@@ -332,12 +332,12 @@ mod tests {
     #[test]
     fn where_only_many_fail_nobody_is_blamed() {
         for members in 3..40 {
-            let mut answers = Answers::default();
+            let mut answers = TestAnswers::default();
             answers.note((0..members).collect(), false);
             let found = loop {
                 match next(members, &answers) {
-                    Step::Done(found) => break found,
-                    Step::Test(group) => {
+                    SearchStep::Done(found) => break found,
+                    SearchStep::Test(group) => {
                         let passes = group.len() <= members / 2 + 1 && group.len() < members;
                         answers.note(group, passes);
                     }
@@ -377,7 +377,7 @@ mod tests {
             let pairs = pairs.min(most / 2);
             let culprits = culprits.min(most - pairs);
             prop_assume!(culprits + pairs > 0);
-            let mut faults = Found::default();
+            let mut faults = Conclusion::default();
             let (bad, rest) = shuffled.split_at(culprits);
             faults.culprits.extend(bad);
             for pair in rest.chunks(2).take(pairs) {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use host::program::Group;
+use host::program::ProcessGroup;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::{Child, Command};
@@ -160,7 +160,7 @@ impl Dcgmi {
                 ))
             })?;
         // Children of `dcgmi` end with it.
-        let _group = Group::of(&child);
+        let _group = ProcessGroup::of(&child);
         let out = child.stdout.take();
         let errors = child.stderr.take();
         let ended = async { tokio::join!(text(out), text(errors), child.wait()) };

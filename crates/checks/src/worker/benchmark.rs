@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use host::cuda::{Buffer, Cuda, Device, Event, Stream};
-use host::nccl::{Communicator, Nccl, Part, Reduction, UniqueId};
+use host::nccl::{Communicator, Nccl, RankPart, Reduction, UniqueId};
 
 use crate::numbers::{self, MOST_COMPARED, Numbers};
 
@@ -156,13 +156,13 @@ impl<'a> Group<'a> {
     }
 
     fn begin(&mut self, count: usize, reduction: Reduction) -> Result<(), WorkerFailure> {
-        let parts = self.members.iter_mut().map(|member| Part {
+        let parts = self.members.iter_mut().map(|member| RankPart {
             communicator: &member.communicator,
             send: &member.send,
             receive: &mut member.receive,
             stream: &member.stream,
         });
-        let parts: Vec<Part<'_>> = parts.collect();
+        let parts: Vec<RankPart<'_>> = parts.collect();
         Ok(self.nccl.all_reduce(&parts, count, reduction)?)
     }
 

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 
 use host::cuda::Cuda;
-use host::library::{LibraryOpenError, Listener, Places};
+use host::library::{LibraryOpenError, LibraryPlaces, Listener};
 use host::nccl::Nccl;
 use host::nvml::{self, Nvml};
 
-use super::{FromWorker, Libraries, Request, SeenGpu, WorkerFailure, benchmark, copy};
+use super::{FromWorker, Libraries, SeenGpu, WorkerFailure, WorkerRequest, benchmark, copy};
 
 /// Sender of messages to the parent.
 #[derive(Clone)]
@@ -45,29 +45,29 @@ pub fn run() -> io::Result<()> {
     Ok(())
 }
 
-fn answer(request: &Request, speaker: &Speaker) -> Result<FromWorker, WorkerFailure> {
+fn answer(request: &WorkerRequest, speaker: &Speaker) -> Result<FromWorker, WorkerFailure> {
     match request {
-        Request::Gpus(libraries) => gpus(libraries, speaker).map(FromWorker::Gpus),
-        Request::Devices(libraries) => {
+        WorkerRequest::Gpus(libraries) => gpus(libraries, speaker).map(FromWorker::Gpus),
+        WorkerRequest::Devices(libraries) => {
             let devices = cuda(libraries, speaker)?.devices()?.len();
             Ok(FromWorker::Devices(
                 u32::try_from(devices).unwrap_or(u32::MAX),
             ))
         }
-        Request::Id(libraries) => {
+        WorkerRequest::Id(libraries) => {
             // Stays open, since joining ranks ask this process for the others.
             let nccl = Box::leak(Box::new(nccl(libraries, speaker)?));
             let id = nccl.unique_id().map_err(host::nccl::Error::from)?;
             let digits = id.bytes().map(|byte| format!("{byte:02x}"));
             Ok(FromWorker::Id(digits.concat()))
         }
-        Request::AllReduce(libraries, join, benchmark) => {
+        WorkerRequest::AllReduce(libraries, join, benchmark) => {
             // Neither is closed, since that would wait for work that may never end.
             let cuda = Box::leak(Box::new(cuda(libraries, speaker)?));
             let nccl = Box::leak(Box::new(nccl(libraries, speaker)?));
             benchmark::all_reduce(cuda, nccl, join, benchmark).map(FromWorker::Measured)
         }
-        Request::Copy(libraries, benchmark) => {
+        WorkerRequest::Copy(libraries, benchmark) => {
             let cuda = Box::leak(Box::new(cuda(libraries, speaker)?));
             copy::copy(cuda, benchmark).map(FromWorker::Measured)
         }
@@ -116,8 +116,8 @@ fn missing(error: &LibraryOpenError) -> WorkerFailure {
 // === impl Libraries ===
 
 impl Libraries {
-    fn places(&self, path: Option<&std::path::PathBuf>) -> Places {
-        Places {
+    fn places(&self, path: Option<&std::path::PathBuf>) -> LibraryPlaces {
+        LibraryPlaces {
             path: path.cloned(),
             driver_root: self.driver_root.clone(),
         }

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use host::program::Group;
+use host::program::ProcessGroup;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
-use super::{FromWorker, Request, WorkerFailure};
+use super::{FromWorker, WorkerFailure, WorkerRequest};
 
 /// Time for a killed worker to end; one that hangs in the driver is left behind.
 const GONE: Duration = Duration::from_secs(2);
@@ -35,7 +35,7 @@ pub struct Launcher {
 pub(crate) struct Worker {
     /// Process group led by the worker. Dropped before the child, while the process id is still
     /// in use.
-    _group: Group,
+    _group: ProcessGroup,
     child: Child,
     socket: BufReader<UnixStream>,
     /// Last call announced by the worker.
@@ -92,7 +92,7 @@ impl Worker {
             .kill_on_drop(true)
             .spawn()?;
         Ok(Self {
-            _group: Group::of(&child),
+            _group: ProcessGroup::of(&child),
             child,
             socket: BufReader::new(UnixStream::from_std(ours)?),
             doing: None,
@@ -103,7 +103,7 @@ impl Worker {
     /// Sends a request, and waits for the answer until `until`.
     pub(crate) async fn ask(
         &mut self,
-        request: &Request,
+        request: &WorkerRequest,
         until: Instant,
     ) -> Result<FromWorker, WorkerFailure> {
         let began = Instant::now();
@@ -201,7 +201,7 @@ mod tests {
             };
             let mut worker = Worker::start(&launcher).unwrap();
             if name == "crashes" {
-                let request = Request::Gpus(Libraries::default());
+                let request = WorkerRequest::Gpus(Libraries::default());
                 let until = Instant::now() + Duration::from_secs(60);
                 let asked = worker.ask(&request, until).await;
                 assert!(matches!(asked, Err(WorkerFailure::Crashed(_))), "{asked:?}");

@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use clap::ValueEnum as _;
 use contract::RecommendedAction;
 use diagnosis::catalog::{
-    Catalog, Change, Confidence, Dcgm, Nic, Nvlink5, Overrides, Sxid, SxidClass, Xid,
+    Catalog, CatalogChange, Confidence, DcgmCode, Nic, Nvlink5, Overrides, Sxid, SxidClass, Xid,
 };
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -97,7 +97,7 @@ fn diff(args: &CatalogDiffArgs) -> anyhow::Result<u8> {
         "" => "-".to_owned(),
         text => output::plain(text),
     };
-    let row = |change: &Change| {
+    let row = |change: &CatalogChange| {
         vec![
             change.kind.to_owned(),
             output::plain(&change.key),
@@ -271,7 +271,7 @@ impl Row {
         Self::new(CatalogKind::Nvlink5, row.key(), &fields, &origin)
     }
 
-    fn dcgm(row: &Dcgm) -> Self {
+    fn dcgm(row: &DcgmCode) -> Self {
         let fields = [
             ("code", json!(row.code)),
             ("name", json!(row.name)),

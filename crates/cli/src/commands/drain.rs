@@ -6,7 +6,7 @@
 use anyhow::Context as _;
 use cluster::ApiError;
 use contract::HealthEvent;
-use fleet::drain::plan::{Plan, PlannedPod, plan};
+use fleet::drain::plan::{DrainPlan, PlannedPod, plan};
 use fleet::drain::{Drain, DrainConfig, Fate, Next, fate};
 use fleet::veto::Veto;
 use jiff::Timestamp;
@@ -125,8 +125,8 @@ fn gang(pod: &Value, namespace: &str) -> Option<String> {
     })
 }
 
-pub(super) fn text(plan: &Plan, by: &str) -> anyhow::Result<()> {
-    let Plan {
+pub(super) fn text(plan: &DrainPlan, by: &str) -> anyhow::Result<()> {
+    let DrainPlan {
         node,
         since,
         kept_by,

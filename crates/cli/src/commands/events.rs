@@ -10,7 +10,7 @@ use model::position::Position;
 use crate::EXIT_OK;
 use crate::args::{EventsArgs, Format};
 use crate::client::Client;
-use crate::output::{self, Colour, List, say};
+use crate::output::{self, Colour, StreamedList, say};
 
 /// Least delay between observation and acceptance of an event whose time of observation is shown too.
 /// Lines that are read at once, and events that are delivered at once, take less.
@@ -78,7 +78,7 @@ async fn all(
     format: Format,
 ) -> anyhow::Result<u8> {
     let mut lines = client.lines("/api/v1/events?follow=true&after=0").await?;
-    let mut list = List::default();
+    let mut list = StreamedList::default();
     while let Some(line) = lines.next().await? {
         if line.is_empty() {
             continue;

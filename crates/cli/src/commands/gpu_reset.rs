@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use host::gpu_reset::{GpuReset, ResetSettings, line, reset, tell};
-use host::library::Places;
+use host::library::LibraryPlaces;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::GpuResetArgs;
@@ -28,7 +28,7 @@ pub(super) async fn execute(args: GpuResetArgs) -> anyhow::Result<u8> {
     }
     let settings = ResetSettings {
         targets: args.gpus,
-        places: Places {
+        places: LibraryPlaces {
             path: args.nvml,
             driver_root: Some(args.driver_root.unwrap_or_else(|| DRIVER_ROOT.into())),
         },

@@ -17,7 +17,7 @@ use serde_json::Value;
 use trial::replay::{Decided, Decision, Replay, Summary};
 
 use crate::args::{Format, ReplayArgs};
-use crate::output::{self, Colour, List, plural, say};
+use crate::output::{self, Colour, StreamedList, plural, say};
 use crate::policy_source;
 use crate::{EXIT_FAILED, exit_code};
 pub(super) use input::Inputs;
@@ -43,7 +43,7 @@ type Cell = fn(&Summary) -> String;
 struct Writer {
     format: Format,
     two: bool,
-    list: List,
+    list: StreamedList,
     written: u64,
     /// True once a decision was made.
     found: bool,
@@ -86,7 +86,7 @@ pub(super) fn run(
     let mut writer = Writer {
         format,
         two: replays.len() > 1,
-        list: List::default(),
+        list: StreamedList::default(),
         written: 0,
         found: false,
         only: [0, 0],

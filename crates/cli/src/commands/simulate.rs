@@ -1,7 +1,7 @@
 //! `gpuwarden simulate`: searches for a sequence of events that breaks an invariant.
 
 use jiff::Timestamp;
-use trial::simulate::{Report, Violation, run};
+use trial::simulate::{SimulationReport, Violation, run};
 
 use crate::args::SimulateArgs;
 use crate::exit_code;
@@ -17,8 +17,8 @@ pub(super) fn execute(args: &SimulateArgs) -> anyhow::Result<u8> {
     Ok(exit_code(report.violation.is_none()))
 }
 
-pub(super) fn text(report: &Report) -> anyhow::Result<()> {
-    let Report {
+pub(super) fn text(report: &SimulationReport) -> anyhow::Result<()> {
+    let SimulationReport {
         seed,
         steps,
         sessions,

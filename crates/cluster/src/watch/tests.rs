@@ -2,12 +2,12 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::fake::{self, Answer, node};
+use crate::fake::{self, FakeAnswer, node};
 
-fn list(names: &[&str], version: &str, more: &str) -> Answer {
+fn list(names: &[&str], version: &str, more: &str) -> FakeAnswer {
     let items: Vec<Value> = names.iter().map(|name| node(name, 1)).collect();
     let metadata = json!({"resourceVersion": version, "continue": more});
-    Answer::Now(
+    FakeAnswer::Now(
         200,
         json!({"kind": "NodeList", "metadata": metadata, "items": items}).to_string(),
     )
@@ -42,7 +42,7 @@ fn word(event: &NodeEvent) -> String {
 }
 
 /// Plays `answers`. Checks the events, and the version or page of each request.
-async fn plays(what: &str, answers: Vec<Answer>, events: &str, asked: &[&str]) {
+async fn plays(what: &str, answers: Vec<FakeAnswer>, events: &str, asked: &[&str]) {
     let (cluster, mut requests) = fake::serve(answers).await;
     let mut receiver = cluster.watch_nodes(CancellationToken::new());
     for expected in events.split_whitespace() {
@@ -77,7 +77,7 @@ async fn lists_then_watches() {
     let answers = vec![
         list(&["a"], "9", "next"),
         list(&["b"], "10", ""),
-        Answer::Lines(changes),
+        FakeAnswer::Lines(changes),
     ];
     let events = "restarted +a +b listed +c +a -b";
     plays(
@@ -88,7 +88,7 @@ async fn lists_then_watches() {
     )
     .await;
 
-    let answers = vec![list(&[], "10", ""), Answer::Lines(vec![bookmark("20")])];
+    let answers = vec![list(&[], "10", ""), FakeAnswer::Lines(vec![bookmark("20")])];
     plays(
         "a bookmark",
         answers,
@@ -105,8 +105,8 @@ async fn many_watches_do_not_keep_in_step() {
     for _ in 0..8 {
         let answers = vec![
             list(&[], "10", ""),
-            Answer::Lines(vec![bookmark("20")]),
-            Answer::Lines(vec![bookmark("30")]),
+            FakeAnswer::Lines(vec![bookmark("20")]),
+            FakeAnswer::Lines(vec![bookmark("30")]),
         ];
         let (cluster, mut requests) = fake::serve(answers).await;
         let _events = cluster.watch_nodes(CancellationToken::new());
@@ -138,7 +138,7 @@ async fn malformed_objects_are_skipped() {
         line("DELETED", &json!({})),
         line("ADDED", &node("b", 11)),
     ];
-    let answers = vec![Answer::Now(200, list), Answer::Open(changes)];
+    let answers = vec![FakeAnswer::Now(200, list), FakeAnswer::Open(changes)];
     plays(
         "malformed",
         answers,
@@ -163,10 +163,10 @@ async fn a_line_that_cannot_be_read_is_asked_for_again_and_then_listed() {
         };
         let answers = vec![
             list(&["a"], "10", ""),
-            Answer::Open(damaged()),
-            Answer::Open(damaged()[1..].to_vec()),
+            FakeAnswer::Open(damaged()),
+            FakeAnswer::Open(damaged()[1..].to_vec()),
             list(&["a", "b"], "20", ""),
-            Answer::Open(vec![]),
+            FakeAnswer::Open(vec![]),
         ];
         plays(
             text,
@@ -180,16 +180,16 @@ async fn a_line_that_cannot_be_read_is_asked_for_again_and_then_listed() {
 
 #[tokio::test]
 async fn failures_are_told_and_survived() {
-    let text = |code, reason: &str| Answer::Now(code, failure(code, reason).to_string());
+    let text = |code, reason: &str| FakeAnswer::Now(code, failure(code, reason).to_string());
     let listed = || list(&["a"], "10", "");
-    let change = || Answer::Lines(vec![line("ADDED", &node("b", 11))]);
+    let change = || FakeAnswer::Lines(vec![line("ADDED", &node("b", 11))]);
     let cases = [
         (
             "the list fails",
             vec![
                 text(500, ""),
-                Answer::Later("1"),
-                Answer::Now(200, "{".into()),
+                FakeAnswer::Later("1"),
+                FakeAnswer::Now(200, "{".into()),
                 listed(),
                 change(),
             ],
@@ -229,7 +229,7 @@ async fn failures_are_told_and_survived() {
         ),
         (
             "the watch ends at once",
-            vec![listed(), Answer::Lines(vec![]), change()],
+            vec![listed(), FakeAnswer::Lines(vec![]), change()],
             "restarted +a listed failing recovered +b",
             vec!["list", "watch 10", "watch 10"],
         ),
@@ -237,7 +237,7 @@ async fn failures_are_told_and_survived() {
             "an error within the watch",
             vec![
                 listed(),
-                Answer::Lines(vec![line("ERROR", &failure(500, ""))]),
+                FakeAnswer::Lines(vec![line("ERROR", &failure(500, ""))]),
                 change(),
             ],
             "restarted +a listed failing recovered +b",
@@ -247,7 +247,7 @@ async fn failures_are_told_and_survived() {
             "the version is forgotten, told within the watch",
             vec![
                 listed(),
-                Answer::Lines(vec![line("ERROR", &failure(410, "Expired"))]),
+                FakeAnswer::Lines(vec![line("ERROR", &failure(410, "Expired"))]),
                 listed(),
                 change(),
             ],
@@ -278,7 +278,7 @@ async fn a_version_of_the_future_is_listed_anew() {
     status["details"] = json!({"causes": [{"reason": "ResourceVersionTooLarge", "message": "x"}]});
     let answers = vec![
         list(&[], "10", ""),
-        Answer::Now(504, status.to_string()),
+        FakeAnswer::Now(504, status.to_string()),
         list(&[], "5", ""),
     ];
     let events = "restarted listed failing recovered restarted listed";
@@ -315,7 +315,7 @@ async fn objects_of_any_kind_are_followed_and_one_that_cannot_be_read_is_skipped
         line("ADDED", &pod("b", json!([]))),
         line("DELETED", &pod("a", json!(7))),
     ];
-    let answers = vec![list(&[], "10", ""), Answer::Open(changes)];
+    let answers = vec![list(&[], "10", ""), FakeAnswer::Open(changes)];
     let (cluster, mut requests) = fake::serve(answers).await;
     let pods = Selection::of::<Pod>(&(), Some("ns"));
     let mut signals = cluster.watch::<Pod>(pods, CancellationToken::new());
@@ -335,7 +335,7 @@ async fn objects_of_any_kind_are_followed_and_one_that_cannot_be_read_is_skipped
 /// Only silence shows that a connection is dead.
 #[tokio::test]
 async fn a_dead_connection_is_noticed() {
-    let answers = vec![list(&[], "10", ""), Answer::Open(vec![bookmark("20")])];
+    let answers = vec![list(&[], "10", ""), FakeAnswer::Open(vec![bookmark("20")])];
     let (cluster, mut requests) = fake::serve(answers).await;
     let mut events = cluster.watch_nodes(CancellationToken::new());
     for expected in ["list", "watch"] {
@@ -364,7 +364,11 @@ async fn a_dead_connection_is_noticed() {
 /// A proxy keeps the connection alive without data.
 #[tokio::test]
 async fn an_answer_that_does_not_end_is_given_up() {
-    let answers = vec![Answer::Trickle, list(&[], "10", ""), Answer::Trickle];
+    let answers = vec![
+        FakeAnswer::Trickle,
+        list(&[], "10", ""),
+        FakeAnswer::Trickle,
+    ];
     let (cluster, mut requests) = fake::serve(answers).await;
     let mut events = cluster.watch_nodes(CancellationToken::new());
     requests.recv().await.expect("list");

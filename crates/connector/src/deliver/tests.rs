@@ -15,7 +15,7 @@ use tonic::transport::Endpoint;
 use tonic::{Code, Request, Response};
 
 use super::*;
-use crate::outbox::Limits;
+use crate::outbox::OutboxLimits;
 use crate::{AcceptNodes, Caller, Connector, addressee, service};
 
 mod failing;
@@ -41,7 +41,7 @@ impl Node {
     fn with(port: u16, pauses: Pauses) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (metrics, cancel) = (Metrics::default(), CancellationToken::new());
-        let outbox = Outbox::open(dir.path(), Limits::default(), &metrics).unwrap();
+        let outbox = Outbox::open(dir.path(), OutboxLimits::default(), &metrics).unwrap();
         let nodes = AcceptNodes::Any;
         let connector = Connector::new(outbox.clone(), nodes, &metrics, Timestamp::now);
         let endpoint = Endpoint::try_from(format!("http://127.0.0.1:{port}")).unwrap();

@@ -299,9 +299,9 @@ async fn a_full_outbox_costs_the_target_events_and_not_the_store() {
     drop(closed);
     let mut installation = Installation::new(port);
     let full = tempfile::tempdir().unwrap();
-    let limits = Limits {
+    let limits = OutboxLimits {
         events: 2,
-        ..Limits::default()
+        ..OutboxLimits::default()
     };
     installation.forwarding.outbox =
         Outbox::open(full.path(), limits, &Metrics::default()).unwrap();

@@ -23,7 +23,7 @@ use super::cursor::Cursor;
 use super::record::RecordPlace;
 use super::segment::{self, Segment};
 use super::{
-    Limits, OutboxError, OutboxOpenError, OutboxStatus, WaitingEvent, disk, record, refused,
+    OutboxError, OutboxLimits, OutboxOpenError, OutboxStatus, WaitingEvent, disk, record, refused,
 };
 
 /// Name of the cursor's file.
@@ -33,7 +33,7 @@ const CURSOR: &str = "delivered";
 #[derive(Debug)]
 pub(super) struct Log {
     directory: PathBuf,
-    limits: Limits,
+    limits: OutboxLimits,
     cursor: Cursor,
     /// Oldest first. The last one is appended to while `file` is open.
     segments: VecDeque<Segment>,
@@ -86,7 +86,7 @@ struct Staged {
 
 impl Log {
     /// Opens `directory`, which is created if missing.
-    pub(super) fn open(directory: &Path, limits: Limits) -> Result<Self, OutboxOpenError> {
+    pub(super) fn open(directory: &Path, limits: OutboxLimits) -> Result<Self, OutboxOpenError> {
         let failed = |source| OutboxOpenError::File {
             path: directory.to_owned(),
             source,

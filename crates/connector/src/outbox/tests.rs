@@ -2,7 +2,7 @@ use contract::HealthEvent;
 
 use super::*;
 
-const LIMITS: Limits = Limits {
+const LIMITS: OutboxLimits = OutboxLimits {
     bytes: MIN_BYTES,
     events: MAX_EVENTS,
 };
@@ -75,7 +75,7 @@ async fn many_callers_share_a_synchronisation_and_find_their_events_announced() 
 #[tokio::test]
 async fn a_connector_says_that_it_is_full_and_takes_events_again_when_it_is_not() {
     let dir = tempfile::tempdir().unwrap();
-    let limits = Limits {
+    let limits = OutboxLimits {
         events: 1,
         ..LIMITS
     };

@@ -10,7 +10,7 @@ use contract::RecommendedAction;
 use contract::findings::{FileError, Findings};
 use contract::names;
 use jiff::SignedDuration;
-use model::condition::Limits;
+use model::condition::MessageLimits;
 use model::event::{MAX_METADATA, MAX_NAME_BYTES, MAX_VALUE_BYTES};
 use policy::{CelRule, CompileError, MAX_POLICY_COST, RuleKind};
 use serde::{Deserialize, Deserializer, de};
@@ -34,7 +34,7 @@ pub struct ConnectorFile {
     /// Enabled transformers, in their order.
     pub pipeline: Vec<TransformerEntry>,
     /// Length limits of node condition messages.
-    pub limits: Limits,
+    pub limits: MessageLimits,
     /// Service that receives the events in addition to the store.
     pub forward: Option<Forward>,
     /// Notes for the operator: unused keys, and the reasons.
@@ -242,12 +242,12 @@ fn unused(keys: &ConnectorKeys) -> [(bool, &'static str, &'static str); 7] {
     ]
 }
 
-fn limits(keys: &ConnectorKeys, text: &str, source: &str) -> Result<Limits, FileError> {
-    let default = Limits::default();
+fn limits(keys: &ConnectorKeys, text: &str, source: &str) -> Result<MessageLimits, FileError> {
+    let default = MessageLimits::default();
     let value = |key: &Option<Positive>, default| key.as_ref().map_or(default, |key| key.0);
     let message = value(&keys.condition_length, default.message_bytes());
     let compacted = value(&keys.compacted_length, default.compacted_bytes());
-    Limits::new(message, compacted).map_err(|error| {
+    MessageLimits::new(message, compacted).map_err(|error| {
         let key = "MaxNodeConditionMessageLength";
         let what = format!("{key}: {error}");
         Findings::new(text, source).stop_on_line(line_that_sets(text, &[key]), &what)

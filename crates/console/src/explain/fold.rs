@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use contract::HealthEvent;
 use jiff::Timestamp;
 use model::event::EventRecord;
-use model::fault::{Change, Ignored};
+use model::fault::{FaultChange, Ignored};
 use model::journal::JournalEntry;
 use model::position::Position;
 use serde_json::json;
@@ -70,12 +70,12 @@ impl<'a> Folds<'a> {
     }
 
     /// Records an event. Returns true if it is a repeat and needs no entry of its own.
-    pub(super) fn is_repeat(&mut self, record: &'a EventRecord, changes: &[Change]) -> bool {
+    pub(super) fn is_repeat(&mut self, record: &'a EventRecord, changes: &[FaultChange]) -> bool {
         let decisions = self.decisions.partition_point(|at| *at < record.created_at);
         let is_new = changes.iter().any(|change| {
             matches!(
                 change,
-                Change::Opened(_) | Change::Escalated(_) | Change::Closed(_)
+                FaultChange::Opened(_) | FaultChange::Escalated(_) | FaultChange::Closed(_)
             )
         });
         let key = Key::of(&record.event, changes);
@@ -92,7 +92,7 @@ impl<'a> Folds<'a> {
                     count: 1,
                     ignored: key
                         .ignored
-                        .map(|one| effect(&Change::Ignored(one), false, self.complete)),
+                        .map(|one| effect(&FaultChange::Ignored(one), false, self.complete)),
                     decisions,
                 };
                 self.ended.extend(slot.replace(run));
@@ -155,7 +155,7 @@ impl Run<'_> {
 // === impl Key ===
 
 impl<'a> Key<'a> {
-    fn of(event: &'a HealthEvent, changes: &[Change]) -> Self {
+    fn of(event: &'a HealthEvent, changes: &[FaultChange]) -> Self {
         Self {
             agent: &event.agent,
             check: &event.check_name,
@@ -174,10 +174,10 @@ impl<'a> Key<'a> {
 }
 
 /// Returns why an event with these effects does not affect the open faults; `None` if it does.
-fn ignored(changes: &[Change]) -> Option<Ignored> {
+fn ignored(changes: &[FaultChange]) -> Option<Ignored> {
     let mut why = None;
     for change in changes {
-        let Change::Ignored(one) = change else {
+        let FaultChange::Ignored(one) = change else {
             return None;
         };
         why = why.or(Some(*one));

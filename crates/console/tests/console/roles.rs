@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use connector::DeliveryStatus;
-use connector::outbox::{Limits, Outbox};
+use connector::outbox::{Outbox, OutboxLimits};
 use gpuwarden_console::api::{LeadershipView, Role};
 use gpuwarden_console::{AgentPart, Console, serve};
 use jiff::Timestamp;
@@ -73,7 +73,7 @@ fn document(role: &str, differing: Value) -> Value {
 async fn an_agent_shows_what_waits_and_where_the_rest_is() {
     let dir = tempfile::tempdir().unwrap();
     let mut console = console(Role::Agent);
-    let outbox = Outbox::open(dir.path(), Limits::default(), &Metrics::default()).unwrap();
+    let outbox = Outbox::open(dir.path(), OutboxLimits::default(), &Metrics::default()).unwrap();
     let delivery = watch::Sender::new(DeliveryStatus {
         failing: Some("nobody is there".into()),
         ..DeliveryStatus::default()

@@ -6,7 +6,7 @@ use fleet::{Effect, Level};
 use model::journal::JournalEntry;
 
 use super::Quarantine;
-use super::requests::{Answer, Client, device_rule, event, node, pod, resource, store};
+use super::requests::{Client, RequestAnswer, device_rule, event, node, pod, resource, store};
 
 // === impl Quarantine ===
 
@@ -109,7 +109,7 @@ impl Quarantine {
     /// Starts a request to the API server. Without a cluster the fleet plans no such effect.
     fn request<F>(&mut self, request: impl FnOnce(Client) -> F)
     where
-        F: Future<Output = Answer> + Send + 'static,
+        F: Future<Output = RequestAnswer> + Send + 'static,
     {
         if let Some(client) = &self.client {
             self.requests.start(request(client.clone()));

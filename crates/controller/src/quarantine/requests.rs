@@ -1,6 +1,6 @@
 //! Requests to the API server and to the store that are in flight.
 //!
-//! Each request is a task that ends with an [`Answer`]: the input for the fleet, and the journal
+//! Each request is a task that ends with an [`RequestAnswer`]: the input for the fleet, and the journal
 //! entry. A slow server or store delays only the nodes of its requests.
 
 use std::future::Future;
@@ -26,7 +26,7 @@ pub(super) mod store;
 
 /// Result of a request.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct RequestAnswer {
     /// Input for the fleet; `None` if no decision waits for the answer.
     pub(super) input: Option<FleetInput>,
     /// Journal entry about the answer, if any.
@@ -48,14 +48,14 @@ pub(super) struct Client {
 }
 
 /// Tasks of the requests in flight.
-pub(super) struct Requests {
-    tasks: JoinSet<Answer>,
+pub(super) struct RequestTasks {
+    tasks: JoinSet<RequestAnswer>,
     metrics: QuarantineMetrics,
 }
 
-// === impl Requests ===
+// === impl RequestTasks ===
 
-impl Requests {
+impl RequestTasks {
     pub(super) fn new(metrics: QuarantineMetrics) -> Self {
         Self {
             tasks: JoinSet::new(),
@@ -64,28 +64,28 @@ impl Requests {
     }
 
     /// Starts a request, whose answer [`Self::next`] returns.
-    pub(super) fn start(&mut self, request: impl Future<Output = Answer> + Send + 'static) {
+    pub(super) fn start(&mut self, request: impl Future<Output = RequestAnswer> + Send + 'static) {
         self.tasks.spawn(request);
     }
 
     /// Waits for the next answer. Returns `None` if no request is in flight.
-    pub(super) async fn next(&mut self) -> Option<Answer> {
+    pub(super) async fn next(&mut self) -> Option<RequestAnswer> {
         let ended = self.tasks.join_next().await?;
         Some(self.answer(ended))
     }
 
     /// Returns an answer that has already arrived.
-    pub(super) fn try_next(&mut self) -> Option<Answer> {
+    pub(super) fn try_next(&mut self) -> Option<RequestAnswer> {
         let ended = self.tasks.try_join_next()?;
         Some(self.answer(ended))
     }
 
-    fn answer(&self, ended: Result<Answer, JoinError>) -> Answer {
+    fn answer(&self, ended: Result<RequestAnswer, JoinError>) -> RequestAnswer {
         ended.unwrap_or_else(|error| {
             // A bug. The node of the request is unknown, so the fleet evaluates all nodes again.
             tracing::error!(err = %error, "a request ended without an answer");
             self.metrics.error("patch_panicked");
-            Answer::from(FleetInput::AnswersLost)
+            RequestAnswer::from(FleetInput::AnswersLost)
         })
     }
 }
@@ -112,9 +112,9 @@ impl Client {
     }
 }
 
-// === impl Answer ===
+// === impl RequestAnswer ===
 
-impl From<FleetInput> for Answer {
+impl From<FleetInput> for RequestAnswer {
     fn from(input: FleetInput) -> Self {
         Self {
             input: Some(input),

@@ -22,8 +22,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use super::requests::Answer;
-use super::watches::Observed;
+use super::requests::RequestAnswer;
+use super::watches::WatchEvent;
 use super::{Handles, Owns, Quarantine, QuarantineConfig, ROUND};
 use crate::conditions;
 
@@ -88,7 +88,7 @@ impl Bench {
         let conditions_config = conditions::ConditionsConfig {
             cluster: Arc::clone(&cluster),
             conditions: Some(Options {
-                limits: model::condition::Limits::default(),
+                limits: model::condition::MessageLimits::default(),
                 summary: false,
             }),
             events: None,
@@ -114,10 +114,10 @@ impl Bench {
         };
         let (mut quarantine, handles) = Quarantine::new(config, &metrics);
         quarantine.catch_up().await;
-        quarantine.handle_event(Observed::Node(NodeEvent::Restarted));
+        quarantine.handle_event(WatchEvent::Node(NodeEvent::Restarted));
         let node = NodeView::from_object(node(1)).unwrap();
-        quarantine.handle_event(Observed::Node(NodeEvent::Applied(Arc::new(node))));
-        quarantine.handle_event(Observed::Node(NodeEvent::Listed));
+        quarantine.handle_event(WatchEvent::Node(NodeEvent::Applied(Arc::new(node))));
+        quarantine.handle_event(WatchEvent::Node(NodeEvent::Listed));
         Self {
             quarantine,
             metrics,
@@ -191,7 +191,7 @@ async fn nothing_is_told_on_a_node_before_its_cordon_is_answered() {
     labelled["metadata"]["labels"] = json!({"zone": "a"});
     let labelled = NodeView::from_object(labelled).unwrap();
     let event = NodeEvent::Applied(Arc::new(labelled));
-    bench.quarantine.handle_event(Observed::Node(event));
+    bench.quarantine.handle_event(WatchEvent::Node(event));
     bench.quarantine.decide();
     assert_eq!(bench.work_count(), 0);
 
@@ -216,7 +216,7 @@ async fn a_watch_that_fails_again_for_the_same_reason_is_no_news() {
         (failing("no answer"), true),
     ] {
         quarantine.publish();
-        quarantine.handle_event(Observed::Node(event.clone()));
+        quarantine.handle_event(WatchEvent::Node(event.clone()));
         assert_eq!(quarantine.publishing.due_at().is_some(), news, "{event:?}");
     }
 }
@@ -230,7 +230,7 @@ async fn more_answers_than_a_round_handles_are_all_handled() {
         let mut object = node(1);
         object["metadata"]["name"] = json!(format!("other-{number}"));
         let view = Arc::new(NodeView::from_object(object).unwrap());
-        let answer = Answer::from(FleetInput::NodeObserved(view));
+        let answer = RequestAnswer::from(FleetInput::NodeObserved(view));
         quarantine.requests.start(async { answer });
     }
     tokio::time::sleep(std::time::Duration::from_millis(10)).await; // All are there.

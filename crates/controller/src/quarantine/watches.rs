@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 /// An event of a watch.
 #[derive(Debug)]
-pub(super) enum Observed {
+pub(super) enum WatchEvent {
     Node(NodeEvent),
     Device(DeviceEvent),
     Pods(String, PodUpdate),
@@ -71,38 +71,38 @@ impl Watches {
 
     /// Waits for the next event. Returns `None` if a watch has ended, which happens only at the
     /// end of the process. Waits for ever without a cluster.
-    pub(super) async fn next(&mut self) -> Option<Observed> {
+    pub(super) async fn next(&mut self) -> Option<WatchEvent> {
         let pods = self.pods.as_mut().map(|(_, events)| events);
         let resources = self.resources.as_mut().map(|(_, events)| events);
         tokio::select! {
-            event = receive(self.nodes.as_mut()) => event.map(Observed::Node),
-            event = receive(self.devices.as_mut()) => event.map(Observed::Device),
-            event = receive(pods) => event.map(|(node, update)| Observed::Pods(node, update)),
-            event = receive(resources) => event.map(Observed::Resource),
+            event = receive(self.nodes.as_mut()) => event.map(WatchEvent::Node),
+            event = receive(self.devices.as_mut()) => event.map(WatchEvent::Device),
+            event = receive(pods) => event.map(|(node, update)| WatchEvent::Pods(node, update)),
+            event = receive(resources) => event.map(WatchEvent::Resource),
         }
     }
 
     /// Returns an event that has already arrived.
-    pub(super) fn try_next(&mut self) -> Option<Observed> {
+    pub(super) fn try_next(&mut self) -> Option<WatchEvent> {
         let pods = self.pods.as_mut().map(|(_, events)| events);
         let resources = self.resources.as_mut().map(|(_, events)| events);
-        None.or_else(|| ready(self.nodes.as_mut()).map(Observed::Node))
-            .or_else(|| ready(self.devices.as_mut()).map(Observed::Device))
-            .or_else(|| ready(pods).map(|(node, update)| Observed::Pods(node, update)))
-            .or_else(|| ready(resources).map(Observed::Resource))
+        None.or_else(|| ready(self.nodes.as_mut()).map(WatchEvent::Node))
+            .or_else(|| ready(self.devices.as_mut()).map(WatchEvent::Device))
+            .or_else(|| ready(pods).map(|(node, update)| WatchEvent::Pods(node, update)))
+            .or_else(|| ready(resources).map(WatchEvent::Resource))
     }
 
     /// Returns the input for the fleet that follows from an event, if any.
-    pub(super) fn input(&mut self, event: Observed) -> Option<FleetInput> {
+    pub(super) fn input(&mut self, event: WatchEvent) -> Option<FleetInput> {
         match event {
-            Observed::Node(event) => self.node_input(event),
-            Observed::Device(DeviceEvent::Served(api)) => {
+            WatchEvent::Node(event) => self.node_input(event),
+            WatchEvent::Device(DeviceEvent::Served(api)) => {
                 self.device_api = Some(Arc::from(api));
                 None
             }
-            Observed::Device(DeviceEvent::News(input)) => Some(FleetInput::Devices(input)),
-            Observed::Pods(node, update) => Some(FleetInput::Pods { node, update }),
-            Observed::Resource((node, name, update)) => {
+            WatchEvent::Device(DeviceEvent::News(input)) => Some(FleetInput::Devices(input)),
+            WatchEvent::Pods(node, update) => Some(FleetInput::Pods { node, update }),
+            WatchEvent::Resource((node, name, update)) => {
                 Some(FleetInput::Resource { node, name, update })
             }
         }

@@ -14,7 +14,7 @@ pub(super) const MAX_BYTES: usize = 4 * 1024 * 1024;
 
 /// A change of one GPU.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct GpuChange {
     /// Kind of the change: added, modified or deleted.
     pub kind: WatchEventType,
     /// GPU after the change; for a deleted GPU, before it.
@@ -27,7 +27,7 @@ pub struct Change {
 pub struct Forgotten;
 
 pub(super) struct History {
-    changes: VecDeque<Change>,
+    changes: VecDeque<GpuChange>,
     /// Version before the oldest change.
     before: u64,
     bytes: usize,
@@ -47,7 +47,7 @@ impl History {
         }
     }
 
-    pub(super) fn push(&mut self, change: Change) {
+    pub(super) fn push(&mut self, change: GpuChange) {
         self.bytes += change.gpu.encoded_len();
         self.changes.push_back(change);
         while self.bytes > self.limit && self.changes.len() > 1 {
@@ -60,7 +60,7 @@ impl History {
     }
 
     /// Returns the change after a version; `None` if there is none yet.
-    pub(super) fn after(&self, version: u64) -> Result<Option<&Change>, Forgotten> {
+    pub(super) fn after(&self, version: u64) -> Result<Option<&GpuChange>, Forgotten> {
         let index = version.checked_sub(self.before).ok_or(Forgotten)?;
         let index = usize::try_from(index).map_err(|_| Forgotten)?;
         Ok(self.changes.get(index))

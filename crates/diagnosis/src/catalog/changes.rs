@@ -8,13 +8,13 @@ use serde::Serialize;
 use super::{Catalog, Changed, Nic, Nvlink5, Sxid, Xid};
 use crate::limits;
 
-/// Value of [`Change::kind`] for thresholds.
+/// Value of [`CatalogChange::kind`] for thresholds.
 pub const GPU_LIMITS: &str = "gpu-limits";
 
 /// A difference between two catalogues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Change {
+pub struct CatalogChange {
     /// Kind of the row: `xid`, `sxid`, `nvlink5`, `dcgm`, `nic`, `cancellation` or
     /// `gpu-limits`.
     pub kind: &'static str,
@@ -35,14 +35,14 @@ struct RowChanges<'a> {
     kind: &'static str,
     key: String,
     changed: Option<&'a Changed>,
-    out: &'a mut Vec<Change>,
+    out: &'a mut Vec<CatalogChange>,
 }
 
 // === impl Catalog ===
 
 impl Catalog {
     /// Returns the changes from this catalogue to `other`, grouped by kind.
-    pub fn changes_to(&self, other: &Self) -> Vec<Change> {
+    pub fn changes_to(&self, other: &Self) -> Vec<CatalogChange> {
         let mut out = Vec::new();
         for new in other.xids.values() {
             let old = self.xids.get(&new.code);
@@ -107,7 +107,7 @@ impl<'a> RowChanges<'a> {
         kind: &'static str,
         key: String,
         changed: Option<&'a Changed>,
-        out: &'a mut Vec<Change>,
+        out: &'a mut Vec<CatalogChange>,
     ) -> Self {
         Self {
             kind,
@@ -128,7 +128,7 @@ impl<'a> RowChanges<'a> {
         if before == Some(after) {
             return;
         }
-        self.out.push(Change {
+        self.out.push(CatalogChange {
             kind: self.kind,
             key: self.key.clone(),
             field,

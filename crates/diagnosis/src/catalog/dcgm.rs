@@ -8,7 +8,7 @@ use super::{Catalog, LineVerdict};
 
 /// Row of a DCGM error code.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dcgm {
+pub struct DcgmCode {
     /// Number of the code; `None` for one of NVSentinel's or of gpuwarden's own.
     pub code: Option<u32>,
     /// Name of the code, which is the error code of its events.
@@ -40,9 +40,9 @@ pub(super) const DCGM: Table = Table {
     text: include_str!("../../data/dcgm.tsv"),
 };
 
-// === impl Dcgm ===
+// === impl DcgmCode ===
 
-impl Dcgm {
+impl DcgmCode {
     /// Returns true if `name` is the code's name or its alias.
     pub(super) fn has_name(&self, name: &str) -> bool {
         self.name == name || self.alias.as_deref() == Some(name)
@@ -53,17 +53,17 @@ impl Dcgm {
 
 impl Catalog {
     /// Returns the row of a DCGM code by number.
-    pub fn dcgm(&self, code: u32) -> Option<&Dcgm> {
+    pub fn dcgm(&self, code: u32) -> Option<&DcgmCode> {
         self.dcgm.iter().find(|row| row.code == Some(code))
     }
 
     /// Returns the row of a DCGM code by name or alias.
-    pub fn dcgm_named(&self, name: &str) -> Option<&Dcgm> {
+    pub fn dcgm_named(&self, name: &str) -> Option<&DcgmCode> {
         self.dcgm.iter().find(|row| row.has_name(name))
     }
 
     /// Returns all DCGM rows, by code.
-    pub fn dcgms(&self) -> &[Dcgm] {
+    pub fn dcgms(&self) -> &[DcgmCode] {
         &self.dcgm
     }
 
@@ -91,10 +91,10 @@ pub(super) fn read(
         confidence,
         source,
     ]: [&'static str; 9],
-) -> Result<Dcgm, String> {
+) -> Result<DcgmCode, String> {
     let action = rows::action_of(action)?;
     let code = (!code.is_empty()).then(|| rows::number(code)).transpose()?;
-    Ok(Dcgm {
+    Ok(DcgmCode {
         code,
         name: name.into(),
         alias: (!alias.is_empty()).then(|| alias.into()),

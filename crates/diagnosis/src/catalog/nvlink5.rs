@@ -11,7 +11,7 @@ const SECOND_LAYOUT: u32 = 575;
 
 /// Content of an XID 144 to 150 line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report<'a> {
+pub struct NvlinkReport<'a> {
     /// Name of the unit as printed, for example `NETIR_LINK_EVT`.
     pub unit: &'a str,
     /// Severity in the line; `None` if the line has none.
@@ -80,7 +80,7 @@ impl Layout {
 pub(super) fn find<'a>(
     rows: &'a [Nvlink5],
     code: u32,
-    report: &Report<'_>,
+    report: &NvlinkReport<'_>,
     branch: Option<u32>,
 ) -> Option<Match<'a>> {
     let read_as = |layout| read(rows, code, report, layout);
@@ -105,7 +105,7 @@ pub(super) fn find<'a>(
 fn read<'a>(
     rows: &'a [Nvlink5],
     code: u32,
-    report: &Report<'_>,
+    report: &NvlinkReport<'_>,
     layout: Layout,
 ) -> Option<&'a Nvlink5> {
     let of_unit: Vec<&Nvlink5> = rows

@@ -24,7 +24,7 @@ use contract::{ProcessingStrategy, RecommendedAction};
 
 use super::rows::{Changed, Confidence, Nic, Nvlink5, Sxid, SxidClass, Text, Xid};
 use super::{Catalog, nvlink5};
-use crate::limits::Key;
+use crate::limits::ThresholdKey;
 
 /// Longest file, in bytes: a row for every existing code takes a tenth of it.
 pub const MAX_OVERRIDES_BYTES: usize = 1024 * 1024;
@@ -163,7 +163,7 @@ impl Catalog {
             catalog.cancellations.clone_from(cancellations);
         }
         for change in &overrides.limits {
-            if let Some(key) = Key::named(change.key) {
+            if let Some(key) = ThresholdKey::named(change.key) {
                 key.set(&mut catalog.limits, change.value);
             }
             let changed = change.changed.clone();

@@ -355,7 +355,7 @@ fn every_nvlink5_row_is_found_by_its_own_words() {
                 (row.from_r575, [575, 576]),
                 (row.from_r575, [580, 600]),
             ] {
-                let report = Report {
+                let report = NvlinkReport {
                     unit: row.unit.split('/').next_back().unwrap(),
                     severity: Option::None,
                     intr_info: u32::from_str_radix(&bits.replace('-', "0"), 2).unwrap(),

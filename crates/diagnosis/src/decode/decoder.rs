@@ -1,7 +1,7 @@
 //! The decoder of a kernel log as a whole: applies the catalogue to lines, with the little
 //! state that this needs.
 //!
-//! The decoder tracks which GPU has which PCI address, from [`Machine`] or else from the log,
+//! The decoder tracks which GPU has which PCI address, from [`MachineGpus`] or else from the log,
 //! and which GPUs have just fallen off the bus: a driver that prints XID 79 also prints "GPU
 //! has fallen off the bus", and the two are one fault, in whichever order. Unknown values are
 //! left out of a finding; no line is dropped because of them.
@@ -20,8 +20,8 @@ use self::dump::Dumps;
 use self::fall::{Begun, Fall};
 use super::machine::cut_domain;
 use super::{
-    Cancelled, Fallen, Finding, FindingKind, LogLine, MAX_NICS, Machine, NicLine, Reset, SxidLine,
-    XidLine, decode,
+    Cancelled, Fallen, Finding, FindingKind, LogLine, MAX_NICS, MachineGpus, NicLine, Reset,
+    SxidLine, XidLine, decode,
 };
 use crate::catalog::{Catalog, Filter, LineVerdict, Text};
 use crate::subject::normalise_pci;
@@ -53,7 +53,7 @@ pub struct Garbled {
 pub struct KernelLogDecoder {
     catalog: Arc<Catalog>,
     nic_filter: Filter,
-    machine: Option<Machine>,
+    machine: Option<MachineGpus>,
     /// Names of RDMA devices, by the NIC's PCI address with function, and by network interface.
     nics: BTreeMap<String, String>,
     /// UUIDs of GPUs by PCI address, from lines of the log.
@@ -110,12 +110,12 @@ impl KernelLogDecoder {
     }
 
     /// Sets the description of the machine; `None` if only the log describes it.
-    pub fn set_machine(&mut self, machine: Option<Machine>) {
+    pub fn set_machine(&mut self, machine: Option<MachineGpus>) {
         self.machine = machine;
     }
 
     /// Returns the description of the machine, if set.
-    pub fn machine(&self) -> Option<&Machine> {
+    pub fn machine(&self) -> Option<&MachineGpus> {
         self.machine.as_ref()
     }
 
@@ -235,7 +235,7 @@ impl KernelLogDecoder {
     pub fn xid(&mut self, xid: &XidLine<'_>, at: Timestamp) -> Finding {
         let pci = normalise_pci(xid.pci);
         let report = xid.nvlink5();
-        let branch = self.machine.as_ref().and_then(Machine::driver_branch);
+        let branch = self.machine.as_ref().and_then(MachineGpus::driver_branch);
         let verdict = match &report {
             Some(report) => self.catalog.judge_nvlink5(xid.code, report, branch),
             None if xid.is_nvlink5() => self
@@ -420,7 +420,7 @@ impl KernelLogDecoder {
     }
 
     fn finding(&self, kind: FindingKind, verdict: LineVerdict) -> Finding {
-        let chassis = self.machine.as_ref().and_then(Machine::chassis_serial);
+        let chassis = self.machine.as_ref().and_then(MachineGpus::chassis_serial);
         Finding {
             kind,
             healthy: verdict.healthy,

@@ -23,7 +23,7 @@ pub const MAX_MACHINE_NAME_BYTES: usize = 128;
 
 /// GPUs of a machine, and their links.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
+pub struct MachineGpus {
     driver_version: Option<String>,
     chassis_serial: Option<String>,
     gpus: Vec<Gpu>,
@@ -104,9 +104,9 @@ struct LinkEntry {
     remote_link_id: Option<i64>,
 }
 
-// === impl Machine ===
+// === impl MachineGpus ===
 
-impl Machine {
+impl MachineGpus {
     /// Parses `gpu_metadata.json`. Unknown keys are ignored, and any key may be missing; a key
     /// of the wrong type, or a value that no event may contain, is an error that names it.
     pub fn parse(text: &str) -> Result<Self, MachineError> {

@@ -1,7 +1,7 @@
 //! Parses the text of XID 144 to 150 lines:
 //! `NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000 ...)`.
 
-use crate::catalog::{Report, Severity};
+use crate::catalog::{NvlinkReport, Severity};
 
 /// Longest accepted name of a unit, in bytes. The name becomes part of the error code.
 const MAX_UNIT_BYTES: usize = 40;
@@ -9,7 +9,7 @@ const MAX_UNIT_BYTES: usize = 40;
 /// Returns the content of the text, if it has a unit and at least two register words.
 ///
 /// The name of the unit is everything before the severity: `MSE Degraded` contains a blank.
-pub(super) fn report(text: &str) -> Option<Report<'_>> {
+pub(super) fn report(text: &str) -> Option<NvlinkReport<'_>> {
     let (head, words) = text.split_once("(0x").or_else(|| text.split_once("[0x"))?;
     let mut words = words
         .split([' ', ',', ')', ']'])
@@ -20,7 +20,7 @@ pub(super) fn report(text: &str) -> Option<Report<'_>> {
     let printable = unit
         .bytes()
         .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'/' | b' '));
-    (printable && unit.len() <= MAX_UNIT_BYTES).then_some(Report {
+    (printable && unit.len() <= MAX_UNIT_BYTES).then_some(NvlinkReport {
         unit,
         severity,
         intr_info,

@@ -1,7 +1,7 @@
 //! Parses XID lines of the NVIDIA driver.
 
 use super::{code, is_pci, leading_number, text};
-use crate::catalog::{Report, Severity, hex};
+use crate::catalog::{NvlinkReport, Severity, hex};
 
 /// Longest process name in Linux, in bytes, as the driver prints it.
 const MAX_PROCESS_BYTES: usize = 15;
@@ -103,7 +103,7 @@ impl<'a> XidLine<'a> {
     }
 
     /// Returns the content of an XID 144 to 150 line: unit, severity and register words.
-    pub fn nvlink5(&self) -> Option<Report<'a>> {
+    pub fn nvlink5(&self) -> Option<NvlinkReport<'a>> {
         self.is_nvlink5()
             .then(|| super::nvlink5::report(self.message))?
     }

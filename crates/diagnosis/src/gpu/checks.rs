@@ -8,7 +8,7 @@
 //!   and nothing changes.
 //! - DCGM may be a second source (`dcgm`): a problem that both report is one problem.
 //! - Some problems open after they have lasted for a while, and close after a calm period
-//!   ([`Limits`]).
+//!   ([`CheckLimits`]).
 //!
 //! Only changes are returned. [`Remembered`] holds the open problems and the rest of the state
 //! that must survive a restart.
@@ -25,22 +25,22 @@ use serde::{Deserialize, Serialize};
 
 use super::{Gpu, Inventory, Readings};
 use crate::catalog::Text;
-use crate::limits::Limits;
-use dcgm::Dcgm;
+use crate::limits::CheckLimits;
+use dcgm::DcgmReports;
 use rules::Rules;
 use trail::Trails;
 
 /// Evaluates the health of a machine's GPUs, with the open problems.
 #[derive(Debug)]
 pub struct Health {
-    limits: Limits,
+    limits: CheckLimits,
     remembered: Remembered,
     /// Problems whose state differs from their readings, with the time since when.
     pending: BTreeMap<Problem, Duration>,
     /// Counters of the GPUs that are present, by key.
     trails: BTreeMap<String, Trails>,
     driver_version: Option<String>,
-    dcgm: Dcgm,
+    dcgm: DcgmReports,
 }
 
 /// State that must survive a restart.
@@ -94,7 +94,7 @@ struct Problem {
 
 /// A problem that has opened or closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct ProblemChange {
     /// Names of the GPU; `None` for the machine.
     pub gpu: Option<GpuNames>,
     /// Name of the check.
@@ -140,14 +140,14 @@ struct Sight {
 
 impl Health {
     /// Creates the evaluation, with the state of an earlier process.
-    pub fn new(limits: Limits, remembered: Remembered) -> Self {
+    pub fn new(limits: CheckLimits, remembered: Remembered) -> Self {
         Self {
             limits,
             remembered,
             pending: BTreeMap::new(),
             trails: BTreeMap::new(),
             driver_version: None,
-            dcgm: Dcgm::default(),
+            dcgm: DcgmReports::default(),
         }
     }
 
@@ -170,7 +170,7 @@ impl Health {
         inventory: &Inventory,
         readings: &[Readings],
         now: Duration,
-    ) -> Vec<Change> {
+    ) -> Vec<ProblemChange> {
         if self.is_blind(inventory) {
             return Vec::new();
         }
@@ -249,7 +249,11 @@ impl Health {
     }
 
     /// Returns the changes since `before`; `messages` describes the problems that opened.
-    fn changes(&self, before: &Remembered, messages: &BTreeMap<Problem, String>) -> Vec<Change> {
+    fn changes(
+        &self,
+        before: &Remembered,
+        messages: &BTreeMap<Problem, String>,
+    ) -> Vec<ProblemChange> {
         let now = &self.remembered;
         let names = |problem: &Problem| {
             let known = now.gpus.get(&problem.gpu);
@@ -264,7 +268,7 @@ impl Health {
                 let of_part = (&open.gpu, open.switch) == (&problem.gpu, problem.switch);
                 open.check == problem.check && (of_part || names_none)
             };
-            Change {
+            ProblemChange {
                 gpu: names(problem),
                 check: problem.check.clone(),
                 code: problem.code.clone(),

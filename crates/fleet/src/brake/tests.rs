@@ -71,7 +71,7 @@ impl Cluster {
         self
     }
 
-    fn plan(&self, brake: Option<&Brake>, candidates: Vec<Candidate>) -> Plan {
+    fn plan(&self, brake: Option<&Brake>, candidates: Vec<Candidate>) -> BrakePlan {
         plan(PlanInput {
             brake,
             gpu_label: &gpu_label(),

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::partial::Gpus;
+use super::partial::DrainedGpus;
 use super::{Drain, DrainConfig, DrainMode, Next, PodView, checkpoint, stays};
 
 /// Gangs on a node with pods that are to leave.
@@ -37,7 +37,7 @@ impl Gangs {
     pub fn of<'a>(
         pods: impl Iterator<Item = &'a PodView>,
         drain: Drain,
-        gpus: Option<&Gpus>,
+        gpus: Option<&DrainedGpus>,
         config: &DrainConfig,
         now: Timestamp,
     ) -> Self {

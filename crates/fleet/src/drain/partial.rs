@@ -11,7 +11,7 @@ const PART: &str = "MIG-";
 
 /// GPUs of a node whose pods leave, and the pods that hold GPUs by a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Gpus {
+pub struct DrainedGpus {
     /// UUIDs of the GPUs and of their parts.
     pub uuids: BTreeSet<String>,
     /// Pods that hold one of them by a claim, as `NAMESPACE/NAME`.
@@ -20,9 +20,9 @@ pub struct Gpus {
     pub claimed: BTreeSet<String>,
 }
 
-// === impl Gpus ===
+// === impl DrainedGpus ===
 
-impl Gpus {
+impl DrainedGpus {
     /// Returns whether a pod holds one of them; `None` if that is not known.
     pub fn holds(&self, pod: &PodView) -> Option<bool> {
         let title = pod.title();
@@ -43,7 +43,7 @@ pub fn fate_of(
     pod: &PodView,
     gangs: &Gangs,
     drain: Drain,
-    gpus: Option<&Gpus>,
+    gpus: Option<&DrainedGpus>,
     config: &DrainConfig,
     now: Timestamp,
 ) -> Fate {
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn only_who_holds_one_of_the_gpus_leaves_and_of_whom_it_is_not_known_nobody_guesses() {
-        let gpus = Gpus {
+        let gpus = DrainedGpus {
             uuids: set(&["GPU-1", "MIG-1a"]),
             holders: set(&["a/claims-it"]),
             claimed: set(&["a/claims-it", "a/claims-another"]),

@@ -27,7 +27,7 @@ pub struct PodFacts {
 /// Plan of a drain. Serialised names are what `drain --plan -o json` prints.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Plan {
+pub struct DrainPlan {
     /// Name of the node.
     pub node: String,
     /// Begin of the drain; absent if none is under way.
@@ -114,7 +114,7 @@ pub fn plan(
     drain: Result<Drain, String>,
     config: &DrainConfig,
     now: Timestamp,
-) -> Plan {
+) -> DrainPlan {
     let views = pods.iter().map(|facts| &facts.pod);
     let wanted = drain.as_ref().map(|drain| {
         let gangs = Gangs::of(views, *drain, None, config, now);
@@ -154,7 +154,7 @@ pub fn plan(
     }
     let mut groups: Vec<PlannedGroup> = groups.into_values().collect();
     groups.sort_by(|a, b| b.gpu_hours.total_cmp(&a.gpu_hours));
-    Plan {
+    DrainPlan {
         node: node.to_owned(),
         since: begun,
         kept_by: drain.err(),

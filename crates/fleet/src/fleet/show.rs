@@ -13,7 +13,7 @@ use super::{Fleet, Mode};
 use crate::brake::LimitUse;
 use crate::entry::NodeEntry;
 use crate::look::unknown_policy;
-use crate::session::{Observed, Phase, foreign_session};
+use crate::session::{ObservedNode, Phase, foreign_session};
 use crate::state::FleetState;
 use crate::view::{BrakeView, FaultView, ForeignGpuwardenView, NodeState, NodeStatus, SessionView};
 
@@ -251,7 +251,7 @@ impl<'a> Shown<'a> {
             if entry.claim.on_our_node {
                 notes.push(foreign_session::ON_OUR_NODE.to_owned());
             }
-        } else if let Some(Observed {
+        } else if let Some(ObservedNode {
             view,
             own: Some(own),
         }) = &entry.observed

@@ -11,7 +11,7 @@ use policy::Policy;
 use super::Fleet;
 use super::show::Shown;
 use crate::brake::Hold;
-use crate::session::{Observed, Session};
+use crate::session::{ObservedNode, Session};
 
 /// Inputs of the decisions about a node, as of now.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub struct Situation<'a> {
     pub acting: Mode,
     /// The node as decisions see it; `None` where the cluster does not have it, or has not been
     /// read.
-    pub observed: Option<&'a Observed>,
+    pub observed: Option<&'a ObservedNode>,
     /// Open faults of the node.
     pub faults: &'a [Fault],
     /// Number of reports about the node that found no room in the fault book.

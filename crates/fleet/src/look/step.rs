@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::Look;
 use crate::brake::Hold;
-use crate::session::{Intent, JournalNote, Marks, Observed, Patch, SessionEffect, step};
+use crate::session::{Intent, JournalNote, Marks, ObservedNode, Patch, SessionEffect, step};
 use crate::state::FleetState;
 use crate::{Effect, EventReason, Level, Owns, Planned, RuleSetOutcome};
 
@@ -24,7 +24,7 @@ impl Look<'_> {
     /// Steps the node's session and carries out what the step asks for.
     pub(super) fn step_session(
         &mut self,
-        observed: &Observed,
+        observed: &ObservedNode,
         policy: &Policy,
         desired: &Desired,
         hold: Option<&Hold>,
@@ -107,7 +107,7 @@ impl Look<'_> {
     /// Steps the session. Returns the effects of the step.
     pub(super) fn step(
         &mut self,
-        observed: Option<&Observed>,
+        observed: Option<&ObservedNode>,
         policy: &Policy,
         desired: &Desired,
         hold: Option<&Hold>,

@@ -24,7 +24,7 @@ pub(super) enum NextStep {
 }
 
 /// A node without an attempt under way, and its faults.
-pub(super) struct Plan<'a> {
+pub(super) struct RemediationPlan<'a> {
     pub(super) mark: &'a RemediationMark,
     pub(super) config: &'a RemediationConfig,
     pub(super) input: &'a RemediationInput<'a>,
@@ -39,9 +39,9 @@ struct PersonRequest {
     again: Option<Timestamp>,
 }
 
-// === impl Plan ===
+// === impl RemediationPlan ===
 
-impl Plan<'_> {
+impl RemediationPlan<'_> {
     /// Returns the next step. `unsupported` are recommended actions that are not configured,
     /// `skipped` the policy routes that exclude faults from remediation.
     pub(super) fn next(

@@ -91,7 +91,7 @@ impl Node {
         }
     }
 
-    fn decide(&mut self, events: &[CountedEvent]) -> Decision {
+    fn decide(&mut self, events: &[CountedEvent]) -> RemediationDecision {
         let open: Vec<OpenFault<'_>> = (events.iter())
             .map(|one| OpenFault {
                 event: &one.event,
@@ -134,7 +134,7 @@ impl Node {
     }
 
     /// Ends the attempt with this outcome.
-    fn end(&mut self, outcome: AttemptOutcome, events: &[CountedEvent]) -> Decision {
+    fn end(&mut self, outcome: AttemptOutcome, events: &[CountedEvent]) -> RemediationDecision {
         if let ResourceObservation::There(state) = &mut self.seen {
             state.end = Some((outcome, "so".into()));
         }
@@ -142,7 +142,7 @@ impl Node {
     }
 }
 
-fn awaits(decision: &Decision) -> String {
+fn awaits(decision: &RemediationDecision) -> String {
     decision.awaiting.awaits().unwrap_or_default()
 }
 

@@ -6,14 +6,14 @@ use model::future::FutureTimes;
 use model::ownership::{Ownership, released_at};
 use policy::assess::{CountedEvent, Desired, Dismissal, DismissedBy};
 
-use super::Observed;
+use super::ObservedNode;
 
 /// Returns which faults of a node do not count: those that a person has dismissed by giving the
 /// node back, or by dropping at `dropped_at` what the brake had held back. A drop applies to
 /// nodes that were in service then: a session that had begun keeps its faults. `times` maps
 /// times in the future on the node to those they count as.
 pub fn dismissal(
-    observed: &Observed,
+    observed: &ObservedNode,
     dropped_at: Option<Timestamp>,
     times: &FutureTimes,
 ) -> Option<Dismissal> {
@@ -80,7 +80,7 @@ mod tests {
         let mut node = NodeView::unknown("n1");
         let times = FutureTimes::default();
         let up_to = |node: &NodeView, dropped| {
-            let observed = Observed::of(Arc::new(node.clone()));
+            let observed = ObservedNode::of(Arc::new(node.clone()));
             dismissal(&observed, dropped, &times).map(|one| one.up_to)
         };
         assert_eq!(up_to(&node, None), None);

@@ -16,7 +16,7 @@ use super::change::Draft;
 use super::dismissal::{before_unlisted, newest_listed};
 use super::uncordon::UndoneVerdict;
 use super::{
-    DEADLINE, Intent, JournalNote, Marks, Observed, Patch, Phase, Session, SessionEffect,
+    DEADLINE, Intent, JournalNote, Marks, ObservedNode, Patch, Phase, Session, SessionEffect,
     SessionStep, change, returns,
 };
 use crate::brake::Hold;
@@ -29,7 +29,7 @@ use crate::brake::Hold;
 pub fn step(
     session: &Session,
     desired: &Desired,
-    observed: Option<&Observed>,
+    observed: Option<&ObservedNode>,
     marks: &Marks,
     hold: Option<&Hold>,
     machines: Option<&str>,

@@ -22,7 +22,7 @@ use model::node::{NodeView, Taint};
 use model::ownership::{ByHand, Ownership, Undone};
 use policy::assess::Desired;
 
-use super::{Observed, Phase, Session};
+use super::{ObservedNode, Phase, Session};
 
 /// Most uncordons undone within [`UNDONE_WITHIN`]. Loading a driver uncordons its node once or
 /// twice, and an hour may have two boots; anything more frequent would never stop.
@@ -49,7 +49,7 @@ impl Session {
     /// Records what an observed state says about the times of machines, and which changes of the
     /// session are present, whether or not anything is decided in that state. For a session that
     /// this process does not know, the node says what was observed before.
-    pub fn observe(&mut self, observed: &Observed, now: Timestamp) {
+    pub fn observe(&mut self, observed: &ObservedNode, now: Timestamp) {
         if let (Some(deeds), Some(own)) = (&mut self.observed_deeds, &observed.own) {
             let there = own.deeds(&observed.view).filter(|(_, there)| *there);
             deeds.extend(there.map(|(deed, _)| deed));

@@ -19,7 +19,7 @@ use policy::assess::Desired;
 use serde_json::json;
 
 use super::managed_resource::Retry;
-use super::{Facts, Requests, Stage};
+use super::{Facts, Stage, StageRequests};
 use crate::session::{DEADLINE, JournalNote, RequestFailure};
 use crate::state::FleetState;
 use crate::view::DeviceView;
@@ -142,7 +142,7 @@ impl DeviceTaints {
         &mut self,
         facts: &Facts<'_>,
         change: RuleChange,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         let fleet = facts.state;
         let pods = fleet.devices.pods(change.device());
@@ -185,7 +185,7 @@ impl DeviceTaints {
 
 impl Stage for DeviceTaints {
     /// Aligns the rules of the node with `desired`.
-    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut Requests<'_>) {
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut StageRequests<'_>) {
         let now = facts.state.now;
         if facts.unsettled {
             return; // The answer to the patch triggers another look.

@@ -12,7 +12,7 @@ use model::journal::EntryKind;
 use model::ownership::{DrainMark, Ownership};
 use policy::assess::{Desired, DrainProgress};
 
-use super::{Facts, Requests, Stage};
+use super::{Facts, Stage, StageRequests};
 use crate::drain::{DrainMode, Next, PodView};
 use crate::session::{JournalNote, Phase, RequestFailure, retry_after};
 use crate::status::eviction::{Eviction, EvictionStatus, Skip};
@@ -78,7 +78,7 @@ impl DrainState {
         &mut self,
         uid: &str,
         answer: RemovalAnswer,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) -> bool {
         let now = requests.now();
         let Some(pods) = self.pods.as_mut() else {
@@ -151,7 +151,7 @@ impl DrainState {
         &mut self,
         facts: &Facts<'_>,
         desired: &Desired,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         let eviction = self.eviction_now(facts, desired);
         if self.eviction() == eviction.as_ref() {
@@ -244,7 +244,7 @@ impl DrainState {
         own: &Ownership,
         order: &DrainOrder<'_>,
         (mark, begins): (Option<DrainMark>, bool),
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         let now = facts.state.now;
         let pods = self.pods_mut();
@@ -313,7 +313,7 @@ impl Stage for DrainState {
         &mut self,
         facts: &Facts<'_>,
         desired: &mut Desired,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) -> ControlFlow<()> {
         self.begun = facts.session.phase == Phase::Draining;
         if let Some((_, own)) = facts.ours() {
@@ -328,7 +328,7 @@ impl Stage for DrainState {
     }
 
     /// Removes the pods that are to leave now.
-    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut Requests<'_>) {
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut StageRequests<'_>) {
         let begins = !self.begun;
         if let Some((_, own)) = facts.ours().filter(|_| facts.session.phase.is_out())
             && let Some(order) = DrainOrder::of(facts, own, desired)
@@ -349,7 +349,7 @@ impl Stage for DrainState {
     }
 
     /// Starts or stops watching the node's pods, to match what the last look asked for.
-    fn settle(&mut self, requests: &mut Requests<'_>) {
+    fn settle(&mut self, requests: &mut StageRequests<'_>) {
         self.custom.settle(requests);
         let Some(pods) = &mut self.pods else {
             return;

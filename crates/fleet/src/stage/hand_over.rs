@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use model::node::Taint;
 use policy::assess::Desired;
 
-use super::{Facts, Requests, Stage};
+use super::{Facts, Stage, StageRequests};
 
 /// Hand-over of one node. Its whole state is on the node.
 #[derive(Debug, Default)]
@@ -18,7 +18,7 @@ impl Stage for HandOver {
         &mut self,
         facts: &Facts<'_>,
         desired: &mut Desired,
-        _requests: &mut Requests<'_>,
+        _requests: &mut StageRequests<'_>,
     ) -> ControlFlow<()> {
         let ours = facts.ours();
         if let Some((_, own)) = ours.filter(|(observed, _)| observed.view.is_handed_over()) {
@@ -29,7 +29,7 @@ impl Stage for HandOver {
         ControlFlow::Continue(())
     }
 
-    fn act(&mut self, _facts: &Facts<'_>, _desired: &Desired, _requests: &mut Requests<'_>) {}
+    fn act(&mut self, _facts: &Facts<'_>, _desired: &Desired, _requests: &mut StageRequests<'_>) {}
 
     fn wake_at(&self, _now: Timestamp) -> Option<Timestamp> {
         None

@@ -6,7 +6,7 @@ use model::attempt::{Attempt, ResourceKind};
 use model::node::NodeView;
 use serde_json::{Value, json};
 
-use super::Requests;
+use super::StageRequests;
 use crate::session::{RequestFailure, retry_after};
 use crate::{Effect, PlannedResource};
 
@@ -116,7 +116,7 @@ impl<S: Default> ManagedResource<S> {
     }
 
     /// Starts or stops the watch, to match what the last look asked for.
-    pub(super) fn settle(&mut self, requests: &mut Requests<'_>) {
+    pub(super) fn settle(&mut self, requests: &mut StageRequests<'_>) {
         let resource = self.resource().filter(|_| self.watch);
         if self.watched == resource {
             return;
@@ -143,7 +143,7 @@ impl<S: Default> ManagedResource<S> {
     }
 
     /// Requests the creation of the resource.
-    pub(super) fn create(&mut self, action: &str, object: Value, requests: &mut Requests<'_>) {
+    pub(super) fn create(&mut self, action: &str, object: Value, requests: &mut StageRequests<'_>) {
         let Some(attempt) = &self.attempt else {
             return;
         };
@@ -163,7 +163,7 @@ impl<S: Default> ManagedResource<S> {
 
     /// Records that the resource exists. A resource that was withdrawn during its creation is
     /// deleted.
-    pub(super) fn created(&mut self, begun: bool, requests: &mut Requests<'_>) {
+    pub(super) fn created(&mut self, begun: bool, requests: &mut StageRequests<'_>) {
         self.retry.succeeded();
         if let Some(attempt) = &self.attempt
             && self.withdrawn == Some(attempt.key())
@@ -173,7 +173,12 @@ impl<S: Default> ManagedResource<S> {
     }
 
     /// Deletes the resource of the attempt, once; with `begun` even if its work has begun.
-    pub(super) fn withdraw(&mut self, attempt: &Attempt, begun: bool, requests: &mut Requests<'_>) {
+    pub(super) fn withdraw(
+        &mut self,
+        attempt: &Attempt,
+        begun: bool,
+        requests: &mut StageRequests<'_>,
+    ) {
         let key = Some(attempt.key());
         if self.withdrawn != key {
             self.withdrawn = key;
@@ -199,7 +204,7 @@ impl<S: Default> ManagedResource<S> {
 
 /// Deletes the resource of an attempt; with `begun` even if its work has begun. No answer is
 /// expected.
-pub(super) fn delete(attempt: Box<Attempt>, begun: bool, requests: &mut Requests<'_>) {
+pub(super) fn delete(attempt: Box<Attempt>, begun: bool, requests: &mut StageRequests<'_>) {
     requests.effect(Effect::DeleteResource {
         node: requests.node().to_owned(),
         attempt,
@@ -263,12 +268,12 @@ mod tests {
     }
 
     /// Returns the names of the effects that `run` requests.
-    fn effects(run: impl FnOnce(&mut Requests<'_>)) -> Vec<&'static str> {
+    fn effects(run: impl FnOnce(&mut StageRequests<'_>)) -> Vec<&'static str> {
         let (mut agenda, mut awaits) = (Agenda::default(), None);
         let session = Session::idle(Timestamp::UNIX_EPOCH);
         let node = ("n1", &session);
         let now = Timestamp::UNIX_EPOCH;
-        run(&mut Requests::new(&mut agenda, &mut awaits, node, now));
+        run(&mut StageRequests::new(&mut agenda, &mut awaits, node, now));
         let name = |effect: &Effect| match effect {
             Effect::CreateResource(_) => "create",
             Effect::DeleteResource { .. } => "delete",

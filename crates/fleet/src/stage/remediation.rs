@@ -20,9 +20,9 @@ use policy::assess::{CountedEvent, Desired};
 
 use super::managed_resource::{ManagedResource, complete};
 use super::validation::waits_for_quiet;
-use super::{Facts, Requests, Stage};
+use super::{Facts, Stage, StageRequests};
 use crate::remediation::{
-    Blocker, Decision, OpenFault, RemediationInput, ResourceObservation, decide,
+    Blocker, OpenFault, RemediationDecision, RemediationInput, ResourceObservation, decide,
 };
 use crate::session::{JournalNote, RequestFailure};
 use crate::veto::Veto;
@@ -131,7 +131,7 @@ impl RemediationState {
         &mut self,
         key: &str,
         answer: CreateAnswer,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) -> bool {
         let object = &mut self.object;
         let Some(attempt) = object.attempt.as_ref().filter(|one| one.key() == key) else {
@@ -176,7 +176,7 @@ impl RemediationState {
         facts: &Facts<'_>,
         own: &Ownership,
         desired: &Desired,
-    ) -> Option<Decision> {
+    ) -> Option<RemediationDecision> {
         // A session of NVSentinel has no place to record a remediation.
         let applies =
             own.takes_node_out() && own.replaced_labels.is_some() && desired.takes_node_out();
@@ -228,9 +228,9 @@ impl RemediationState {
     fn apply_decision(
         &mut self,
         own: &Ownership,
-        decision: &Decision,
+        decision: &RemediationDecision,
         quiet_until: Option<Timestamp>,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         if decision.whole_node && !self.whole_node {
             self.whole_node = true;
@@ -289,7 +289,7 @@ impl RemediationState {
         view: &NodeView,
         desired: &Desired,
         open: &Attempt,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         let settings = &facts.state.settings;
         if !self.object.may_create(facts.state.now) {
@@ -335,7 +335,7 @@ impl RemediationState {
     }
 
     /// Records that the custom resource cannot be created at all.
-    fn refuse(&mut self, why: String, requests: &mut Requests<'_>) {
+    fn refuse(&mut self, why: String, requests: &mut StageRequests<'_>) {
         self.object.state = ResourceObservation::Refused(why);
         requests.look_again();
     }
@@ -351,7 +351,7 @@ impl Stage for RemediationState {
         &mut self,
         facts: &Facts<'_>,
         desired: &mut Desired,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) -> ControlFlow<()> {
         let Some((_, own)) = facts.ours() else {
             return ControlFlow::Continue(());
@@ -369,7 +369,7 @@ impl Stage for RemediationState {
     }
 
     /// Creates the custom resource that is due, and journals the changes of earlier attempts.
-    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut Requests<'_>) {
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut StageRequests<'_>) {
         let Some((observed, own)) = facts.ours() else {
             if facts.observed.is_some() {
                 (self.last_mark, self.awaits, self.whole_node) = (None, None, false);
@@ -402,7 +402,7 @@ impl Stage for RemediationState {
         }
     }
 
-    fn settle(&mut self, requests: &mut Requests<'_>) {
+    fn settle(&mut self, requests: &mut StageRequests<'_>) {
         self.object.settle(requests);
     }
 

@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use model::time::later;
 use policy::assess::Desired;
 
-use super::{Facts, Requests, Stage};
+use super::{Facts, Stage, StageRequests};
 use crate::Effect;
 
 /// Annotation of a node whose long sessions page a person.
@@ -31,7 +31,7 @@ impl Stage for Toy {
         self.due = None;
     }
 
-    fn act(&mut self, facts: &Facts<'_>, _desired: &Desired, requests: &mut Requests<'_>) {
+    fn act(&mut self, facts: &Facts<'_>, _desired: &Desired, requests: &mut StageRequests<'_>) {
         let ours = facts.ours();
         let asked = ours.filter(|(observed, _)| observed.view.annotations.contains_key(PAGE));
         let Some((own, since)) = asked.and_then(|(_, own)| Some((own, own.since?))) else {

@@ -14,7 +14,7 @@ use model::fault::Fault;
 use model::ownership::{Ownership, ReleaseRequest};
 use policy::assess::Desired;
 
-use super::{Facts, Requests, Stage};
+use super::{Facts, Stage, StageRequests};
 use crate::Purpose;
 use crate::remediation::validation::{FAILED, Validation};
 use crate::state::FleetState;
@@ -29,7 +29,7 @@ impl Stage for ValidationState {
         &mut self,
         facts: &Facts<'_>,
         desired: &mut Desired,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) -> ControlFlow<()> {
         // A gpuwarden that does not act validates nothing, and must not say that a node has
         // passed.
@@ -47,7 +47,7 @@ impl Stage for ValidationState {
         ControlFlow::Break(())
     }
 
-    fn act(&mut self, _facts: &Facts<'_>, _desired: &Desired, _requests: &mut Requests<'_>) {}
+    fn act(&mut self, _facts: &Facts<'_>, _desired: &Desired, _requests: &mut StageRequests<'_>) {}
 
     fn wake_at(&self, _now: Timestamp) -> Option<Timestamp> {
         None

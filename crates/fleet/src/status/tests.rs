@@ -374,7 +374,7 @@ fn what_waits_is_bounded() {
 #[test]
 fn of_what_was_said_the_newest_is_said_again() {
     let book = book([event("c", &[], true, false)].into_iter());
-    let node = Observed::of(NodeView::unknown("n1").into());
+    let node = ObservedNode::of(NodeView::unknown("n1").into());
     let mut reports = Reports::default();
     let mut last = Vec::new();
     for seq in 0..=MAX_REPORTS {

@@ -10,7 +10,7 @@ use ::janitor::{Provider, Signal};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
-use maintenance::janitor::{Found, ProviderFailure};
+use maintenance::janitor::{FoundOperation, ProviderFailure};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -78,12 +78,12 @@ impl Provider for Played {
         Ok(format!("request-{}", signal.operation))
     }
 
-    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure> {
+    async fn find(&self, signal: &Signal) -> Result<FoundOperation, ProviderFailure> {
         let known = self.taken.lock().unwrap().contains(&signal.operation);
         Ok(if known {
-            Found::Sent(format!("request-{}", signal.operation))
+            FoundOperation::Sent(format!("request-{}", signal.operation))
         } else {
-            Found::NotSent
+            FoundOperation::NotSent
         })
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ::janitor::{Provider, Signal};
 use async_trait::async_trait;
-use maintenance::janitor::{Class, Found, ProviderFailure};
+use maintenance::janitor::{Class, FoundOperation, ProviderFailure};
 use testkit::components::{find_program, guest_kernel};
 use testkit::{Component, ControlPlane, Version};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
@@ -138,10 +138,12 @@ impl Provider for Guest {
         Ok(before)
     }
 
-    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure> {
+    async fn find(&self, signal: &Signal) -> Result<FoundOperation, ProviderFailure> {
         let told = self.told.lock().await;
         let known = told.iter().find(|(known, _)| *known == signal.operation);
-        Ok(known.map_or(Found::NotSent, |(_, before)| Found::Sent(before.clone())))
+        Ok(known.map_or(FoundOperation::NotSent, |(_, before)| {
+            FoundOperation::Sent(before.clone())
+        }))
     }
 
     async fn is_ready(&self, _: &Signal, request_id: &str) -> Result<bool, ProviderFailure> {

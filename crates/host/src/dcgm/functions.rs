@@ -41,11 +41,11 @@ type Handle = usize;
 
 /// A connection that is valid until [`Functions::disconnect`].
 #[derive(Debug)]
-pub(super) struct Connection(Handle);
+pub(super) struct DcgmConnection(Handle);
 
 /// A device group of a connection.
 #[derive(Debug)]
-pub(super) struct Group(usize);
+pub(super) struct DeviceGroup(usize);
 
 /// Parameters of a connection (`dcgmConnectV2Params_v2`).
 #[repr(C)]
@@ -122,7 +122,7 @@ impl Functions {
     }
 
     /// Connects to a host engine, which drops the connection's groups when the connection ends.
-    pub(super) fn connect(&self, address: &str) -> Result<Connection, DcgmError> {
+    pub(super) fn connect(&self, address: &str) -> Result<DcgmConnection, DcgmError> {
         let mut params = ConnectParams {
             version: version::<ConnectParams>(2),
             persists: 0,
@@ -136,11 +136,11 @@ impl Functions {
             // exclusively.
             unsafe { (self.dcgmConnect_v2)(address.as_ptr(), &raw mut params, &raw mut handle) }
         })?;
-        Ok(Connection(handle))
+        Ok(DcgmConnection(handle))
     }
 
     /// Disconnects, and shuts the library down.
-    pub(super) fn disconnect(&self, connection: &Connection) {
+    pub(super) fn disconnect(&self, connection: &DcgmConnection) {
         // SAFETY: The library created the connection, and nothing uses it afterwards.
         let ended = self.call("dcgmDisconnect", || unsafe {
             (self.dcgmDisconnect)(connection.0)
@@ -154,21 +154,21 @@ impl Functions {
     }
 
     /// Creates an empty device group.
-    pub(super) fn group(&self, of: &Connection) -> Result<Group, DcgmError> {
+    pub(super) fn group(&self, of: &DcgmConnection) -> Result<DeviceGroup, DcgmError> {
         let mut group = 0;
         self.call("dcgmGroupCreate", || {
             let name = GROUP_NAME.as_ptr();
             // SAFETY: As above, and the name is a static string.
             unsafe { (self.dcgmGroupCreate)(of.0, EMPTY, name, &raw mut group) }
         })?;
-        Ok(Group(group))
+        Ok(DeviceGroup(group))
     }
 
     /// Adds a device to a group.
     pub(super) fn add(
         &self,
-        of: &Connection,
-        group: &Group,
+        of: &DcgmConnection,
+        group: &DeviceGroup,
         entity: DcgmEntity,
     ) -> Result<(), DcgmError> {
         self.call("dcgmGroupAddEntity", || {
@@ -180,7 +180,7 @@ impl Functions {
     /// Returns the devices of a kind that can be watched.
     pub(super) fn entities(
         &self,
-        of: &Connection,
+        of: &DcgmConnection,
         kind: u32,
     ) -> Result<Vec<DcgmEntity>, DcgmError> {
         let mut ids = [0; MAX_ENTITIES];
@@ -201,8 +201,8 @@ impl Functions {
     /// Enables health watches on a group.
     pub(super) fn set_watches(
         &self,
-        of: &Connection,
-        group: &Group,
+        of: &DcgmConnection,
+        group: &DeviceGroup,
         watches: u32,
     ) -> Result<(), DcgmError> {
         // SAFETY: The library created connection and group; the watches are a bit mask.
@@ -213,7 +213,7 @@ impl Functions {
 
     /// Makes the host engine read all watched fields once. A library without this function
     /// reads them on its own schedule.
-    pub(super) fn update(&self, of: &Connection) -> Result<(), DcgmError> {
+    pub(super) fn update(&self, of: &DcgmConnection) -> Result<(), DcgmError> {
         let Some(update) = self.dcgmUpdateAllFields else {
             return Ok(());
         };
@@ -225,8 +225,8 @@ impl Functions {
     /// version and encodes its size.
     pub(super) fn health(
         &self,
-        of: &Connection,
-        group: &Group,
+        of: &DcgmConnection,
+        group: &DeviceGroup,
         answer: &mut [u32],
     ) -> Result<(), DcgmError> {
         let size = answer.first().copied().unwrap_or_default() & 0xff_ffff;
@@ -242,7 +242,7 @@ impl Functions {
     }
 
     /// Returns the version of the host engine, if the library can report it.
-    pub(super) fn version(&self, of: &Connection) -> Option<String> {
+    pub(super) fn version(&self, of: &DcgmConnection) -> Option<String> {
         let mut info = VersionInfo {
             version: version::<VersionInfo>(2),
             text: [0; 512],
@@ -263,7 +263,7 @@ impl Functions {
     /// Returns the known values of `fields` for each of the devices.
     pub(super) fn values(
         &self,
-        of: &Connection,
+        of: &DcgmConnection,
         entities: &[DcgmEntity],
         fields: &[u16],
     ) -> Result<Vec<Value>, DcgmError> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{End, Parent, ProbeSettings, SOONEST, Said};
+use super::{Parent, ProbeEnd, ProbeSettings, SOONEST, Said};
 use crate::dcgm::Dcgm;
 
 /// Polls DCGM at each interval, until the host engine cannot be reached or the parent stops
@@ -13,10 +13,10 @@ pub(super) fn watch(
     settings: &ProbeSettings,
     address: &str,
     parent: &Arc<Parent>,
-) -> Result<(), End> {
+) -> Result<(), ProbeEnd> {
     let listener = Parent::listener(parent);
     let mut dcgm = Dcgm::connect(&settings.places(), address, listener)
-        .map_err(|error| End::Cannot(error.to_string()))?;
+        .map_err(|error| ProbeEnd::Cannot(error.to_string()))?;
     parent.greet(dcgm.found_at())?;
     let interval = Duration::from_millis(settings.interval_ms);
     loop {

@@ -31,7 +31,7 @@ use super::{
     file_id::{FileId, directory_of},
     line_buffer::LINE_MAX,
     rotated::{NextFile, next},
-    watch::Watch,
+    watch::InotifyWatch,
 };
 
 /// Number of last bytes that are kept to recognise a file. Lines of a log differ in the time at
@@ -70,7 +70,7 @@ pub(super) enum StartingPlace {
 pub(super) struct Follow {
     path: PathBuf,
     current: Option<Current>,
-    watch: Option<Watch>,
+    watch: Option<InotifyWatch>,
     recheck: Duration,
 }
 
@@ -95,7 +95,7 @@ impl Follow {
         let directory = directory_of(path);
         fs::read_dir(directory)?;
         let names = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
-        let watch = Watch::new(directory, names)
+        let watch = InotifyWatch::new(directory, names)
             .inspect_err(|error| {
                 tracing::warn!(
                     path = %path.display(), %error,

@@ -29,7 +29,7 @@ use tokio::time::timeout;
 
 use self::file::{FileError, Head, JournalFile};
 use self::track::Track;
-use super::{Cursor, Event, KernelLogOpenError, LINE_MAX, Position, watch::Watch};
+use super::{Cursor, Event, KernelLogOpenError, LINE_MAX, Position, watch::InotifyWatch};
 use crate::boot::BootId;
 
 /// Directories of systemd's journal: a volatile one that is lost on reboot, and a persistent
@@ -46,7 +46,7 @@ const FILES_MAX: usize = 4096;
 pub(super) struct Journal {
     directories: Vec<PathBuf>,
     boot_id: BootId,
-    watch: Option<Watch>,
+    watch: Option<InotifyWatch>,
     /// Files that are or were read, by device, inode and creation time.
     known: HashSet<FileKey>,
     tracks: Vec<Track>,
@@ -133,7 +133,7 @@ impl Journal {
         if let (false, Some(error)) = (readable, first_error) {
             return Err(error);
         }
-        let watch = Watch::empty()
+        let watch = InotifyWatch::empty()
             .inspect_err(|error| {
                 tracing::warn!(%error, "no file notifications, checking the journal every 5 s");
             })

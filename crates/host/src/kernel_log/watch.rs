@@ -18,11 +18,11 @@ use crate::readiness;
 
 /// An inotify instance, registered with the runtime.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct InotifyWatch {
     fd: AsyncFd<OwnedFd>,
 }
 
-impl Watch {
+impl InotifyWatch {
     /// Watches `changes` of `directory`.
     pub(super) fn new(directory: &Path, changes: WatchFlags) -> io::Result<Self> {
         let watch = Self::empty()?;

@@ -24,7 +24,7 @@ use nvml_wrapper_sys::bindings::{
 
 use super::error::{FUNCTION_NOT_FOUND, NvmlError};
 use super::types::{FabricInfoV4, Length, Text};
-use crate::library::{Library, LibraryOpenError, Listener, Places};
+use crate::library::{Library, LibraryOpenError, LibraryPlaces, Listener};
 
 /// Library name, the same for every driver.
 const NAMES: &[&str] = &["libnvidia-ml.so.1"];
@@ -118,7 +118,7 @@ macro_rules! functions {
 
         impl Functions {
             /// Opens the library and looks up its functions.
-            pub(super) fn open(places: &Places, listener: Listener) -> Result<Self, LibraryOpenError> {
+            pub(super) fn open(places: &LibraryPlaces, listener: Listener) -> Result<Self, LibraryOpenError> {
                 listener("dlopen", None);
                 let library = Library::open(NAMES, places)?;
                 // SAFETY: The signatures are those of nvml.h, and the table does not outlive

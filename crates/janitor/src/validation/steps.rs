@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use cluster::ApiError;
 use jiff::SignedDuration;
-use maintenance::validation_request::{self as requests, Act, ClusterView, Request, Status};
+use maintenance::validation_request::{
+    self as requests, Act, ClusterView, Status, ValidationRequest,
+};
 use runtime::logging::chain;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -92,7 +94,7 @@ impl Validator {
 
     /// Fetches runs that no watch has delivered: a list may be older than a run. One that does
     /// not exist counts as failed.
-    async fn fetch_runs(&mut self, request: &Request) -> Result<(), ApiError> {
+    async fn fetch_runs(&mut self, request: &ValidationRequest) -> Result<(), ApiError> {
         for (provider, name) in request.runs() {
             let key = (provider.to_owned(), name.to_owned());
             let Some(kind) = self
@@ -109,7 +111,7 @@ impl Validator {
         Ok(())
     }
 
-    async fn carry_out(&mut self, request: &Request, act: Act) -> Result<(), ApiError> {
+    async fn carry_out(&mut self, request: &ValidationRequest, act: Act) -> Result<(), ApiError> {
         let cluster = Arc::clone(&self.parts.cluster);
         let namespace = self.parts.namespace.clone();
         match act {
@@ -184,7 +186,11 @@ impl Validator {
         Ok(())
     }
 
-    async fn write(&mut self, request: &Request, status: &Status) -> Result<(), ApiError> {
+    async fn write(
+        &mut self,
+        request: &ValidationRequest,
+        status: &Status,
+    ) -> Result<(), ApiError> {
         let change = json!({
             "metadata": {"resourceVersion": self.version(request)},
             "status": status,
@@ -212,7 +218,7 @@ impl Validator {
     }
 
     /// Returns the version of a request after earlier writes in the same step.
-    fn version(&self, request: &Request) -> String {
+    fn version(&self, request: &ValidationRequest) -> String {
         let known = self.requests.get(&request.name).unwrap_or(request);
         known.version.clone()
     }

@@ -15,7 +15,7 @@ use gpuwarden_janitor::client::Remote;
 use gpuwarden_janitor::conformance::{self, Weather, World};
 use gpuwarden_janitor::server::{self, Callers};
 use gpuwarden_janitor::{Provider, Signal};
-use maintenance::janitor::{Action, Class, Found, ProviderFailure, ProviderPlace};
+use maintenance::janitor::{Action, Class, FoundOperation, ProviderFailure, ProviderPlace};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -93,11 +93,13 @@ impl Provider for Farm {
         Ok(request)
     }
 
-    async fn find(&self, signal: &Signal) -> Result<Found, ProviderFailure> {
+    async fn find(&self, signal: &Signal) -> Result<FoundOperation, ProviderFailure> {
         let machines = self.machines.lock().unwrap();
         let machine = machines.get(&signal.node);
         let found = machine.and_then(|one| one.signals.get(&signal.operation));
-        Ok(found.map_or(Found::NotSent, |request| Found::Sent(request.clone())))
+        Ok(found.map_or(FoundOperation::NotSent, |request| {
+            FoundOperation::Sent(request.clone())
+        }))
     }
 
     async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, ProviderFailure> {
@@ -300,14 +302,17 @@ async fn a_provider_that_knows_no_operations_is_not_believed_to() -> anyhow::Res
     let signal = Signal::new(Action::Reboot, "n", "op");
     assert_eq!(remote.send(&signal).await.unwrap(), "i-1");
     // A provider that reports any node as ready says nothing about the operation.
-    assert_eq!(remote.find(&signal).await.unwrap(), Found::CannotTell);
+    assert_eq!(
+        remote.find(&signal).await.unwrap(),
+        FoundOperation::CannotTell
+    );
     // The meaning of the error is unknown, so the signal is not retried.
     let failure = remote.send(&signal).await.unwrap_err();
     assert_eq!(failure.class, Class::Ambiguous, "{failure:?}");
     for (code, found) in [
-        (Code::Internal, Some(Found::CannotTell)),
-        (Code::NotFound, Some(Found::CannotTell)),
-        (Code::Unimplemented, Some(Found::CannotTell)),
+        (Code::Internal, Some(FoundOperation::CannotTell)),
+        (Code::NotFound, Some(FoundOperation::CannotTell)),
+        (Code::Unimplemented, Some(FoundOperation::CannotTell)),
         (Code::Unavailable, None),
         (Code::DeadlineExceeded, None),
     ] {
@@ -325,7 +330,10 @@ async fn a_provider_that_knows_no_operations_is_not_believed_to() -> anyhow::Res
     let reset = Signal::new(Action::Reset, "n", "op");
     let failure = remote.send(&reset).await.unwrap_err();
     assert_eq!(failure.class, Class::Permanent, "{failure:?}");
-    assert_eq!(remote.find(&reset).await.unwrap(), Found::CannotTell);
+    assert_eq!(
+        remote.find(&reset).await.unwrap(),
+        FoundOperation::CannotTell
+    );
     Ok(())
 }
 

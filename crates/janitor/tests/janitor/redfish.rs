@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use maintenance::janitor::redfish::RedfishConfig;
-use maintenance::janitor::{Action, Class, Found};
+use maintenance::janitor::{Action, Class, FoundOperation};
 use runtime::tls::{CertificateFiles, ClientCertificates, ServerTls};
 use serde_json::{Value, json};
 use testkit::{Authority, Component, ControlPlane, Purpose, Version, unique};
@@ -475,7 +475,7 @@ async fn a_machine_of_sushy_tools_is_restarted() -> anyhow::Result<()> {
     assert!(provider.is_ready(&signal, "boot-1").await.unwrap());
     assert_eq!(
         provider.find(&signal).await.unwrap(),
-        Found::Sent("boot-1".to_owned())
+        FoundOperation::Sent("boot-1".to_owned())
     );
     Ok(())
 }

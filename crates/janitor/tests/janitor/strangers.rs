@@ -19,7 +19,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use maintenance::janitor::{Found, ProviderFailure};
+use maintenance::janitor::{FoundOperation, ProviderFailure};
 use serde_json::{Value, json};
 use testkit::Log;
 use tokio::io::AsyncWriteExt as _;
@@ -49,8 +49,8 @@ impl Provider for Counts {
         Ok("request-1".to_owned())
     }
 
-    async fn find(&self, _: &Signal) -> Result<Found, ProviderFailure> {
-        Ok(Found::NotSent)
+    async fn find(&self, _: &Signal) -> Result<FoundOperation, ProviderFailure> {
+        Ok(FoundOperation::NotSent)
     }
 
     async fn is_ready(&self, _: &Signal, _: &str) -> Result<bool, ProviderFailure> {

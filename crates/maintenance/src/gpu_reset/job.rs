@@ -4,7 +4,7 @@ use model::event::floor_char_boundary;
 use serde_json::{Value, json};
 
 use super::ResetSettings;
-use crate::{Maintenance, Resource};
+use crate::{Maintenance, MaintenanceResource};
 
 /// Time limit of a Job including its retries, in seconds, as in NVSentinel.
 pub(super) const JOB_SECONDS: i64 = 300;
@@ -21,18 +21,18 @@ const HASH_CHARS: usize = 10;
 
 /// GPUs to reset. Empty for all GPUs of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Gpus {
+pub struct ResetGpus {
     /// GPUs named by UUID.
     pub uuids: Vec<String>,
     /// GPUs named by PCI bus id.
     pub pci_bus_ids: Vec<String>,
 }
 
-// === impl Gpus ===
+// === impl ResetGpus ===
 
-impl Gpus {
+impl ResetGpus {
     /// Returns the GPUs that a request names.
-    pub(crate) fn of(request: &Resource) -> Self {
+    pub(crate) fn of(request: &MaintenanceResource) -> Self {
         Self::in_spec(&request.spec)
     }
 
@@ -90,15 +90,15 @@ pub fn job_name(request: &str) -> String {
 }
 
 /// Returns the Job of a request, owned by the request.
-pub(super) fn job_of(request: &Resource, settings: &ResetSettings) -> Value {
-    let (name, gpus) = (job_name(&request.name), Gpus::of(request));
+pub(super) fn job_of(request: &MaintenanceResource, settings: &ResetSettings) -> Value {
+    let (name, gpus) = (job_name(&request.name), ResetGpus::of(request));
     let mut job = job(&name, &request.node, &gpus, settings);
     job["metadata"]["ownerReferences"] = json!([owner(request)]);
     job
 }
 
 /// Returns a Job without an owner that resets GPUs of a node.
-pub fn job(name: &str, node: &str, gpus: &Gpus, settings: &ResetSettings) -> Value {
+pub fn job(name: &str, node: &str, gpus: &ResetGpus, settings: &ResetSettings) -> Value {
     let directory = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}});
     let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path});
     let mut pod = json!({
@@ -163,7 +163,7 @@ pub fn job(name: &str, node: &str, gpus: &Gpus, settings: &ResetSettings) -> Val
 }
 
 /// Returns the owner reference to a request.
-fn owner(request: &Resource) -> Value {
+fn owner(request: &MaintenanceResource) -> Value {
     let (group, version, _) = Maintenance::Reset.resource();
     json!({
         "apiVersion": format!("{group}/{version}"),

@@ -16,7 +16,7 @@ use model::node::{NodeChange, NodeView};
 
 /// A service of the GPU operator that holds GPUs open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Service {
+pub struct OperatorService {
     /// Label on nodes that deploys the service.
     pub label: &'static str,
     /// Value of the label `app` on the service's pods.
@@ -25,22 +25,22 @@ pub struct Service {
 
 /// Services that hold GPUs open, in both kinds of installation: with a device plugin, and with
 /// dynamic resource allocation (`-dra`; GPU operator 26.7, without plugin and discovery).
-pub const SERVICES: [Service; 6] = [
-    Service::new(
+pub const SERVICES: [OperatorService; 6] = [
+    OperatorService::new(
         "nvidia.com/gpu.deploy.device-plugin",
         "nvidia-device-plugin-daemonset",
     ),
-    Service::new("nvidia.com/gpu.deploy.dcgm", "nvidia-dcgm"),
-    Service::new(
+    OperatorService::new("nvidia.com/gpu.deploy.dcgm", "nvidia-dcgm"),
+    OperatorService::new(
         "nvidia.com/gpu.deploy.dcgm-exporter",
         "nvidia-dcgm-exporter",
     ),
-    Service::new(
+    OperatorService::new(
         "nvidia.com/gpu.deploy.gpu-feature-discovery",
         "gpu-feature-discovery",
     ),
-    Service::new("nvidia.com/gpu.deploy.dcgm-dra", "nvidia-dcgm-dra"),
-    Service::new(
+    OperatorService::new("nvidia.com/gpu.deploy.dcgm-dra", "nvidia-dcgm-dra"),
+    OperatorService::new(
         "nvidia.com/gpu.deploy.dcgm-exporter-dra",
         "nvidia-dcgm-exporter-dra",
     ),
@@ -81,9 +81,9 @@ pub struct Stopped {
     pub running: BTreeSet<String>,
 }
 
-// === impl Service ===
+// === impl OperatorService ===
 
-impl Service {
+impl OperatorService {
     const fn new(label: &'static str, app: &'static str) -> Self {
         Self { label, app }
     }
@@ -118,7 +118,7 @@ pub(super) fn stop(
     (request, uid): (&str, &str),
     now: Timestamp,
 ) -> Option<NodeChange> {
-    let on: Vec<Service> = SERVICES
+    let on: Vec<OperatorService> = SERVICES
         .into_iter()
         .filter(|one| one.is(ON, node))
         .collect();

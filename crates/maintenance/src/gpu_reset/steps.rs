@@ -8,7 +8,7 @@ use model::time::later;
 use super::job::{self, job_name};
 use super::services::{self, ServicePod, Stopped};
 use super::{
-    COMPLETE, Decision, JOB_COMPLETED, JOB_CREATED, READY, RESTORED, ResetInput, TORN_DOWN,
+    COMPLETE, JOB_COMPLETED, JOB_CREATED, READY, RESTORED, ResetDecision, ResetInput, TORN_DOWN,
 };
 use super::{ResetObservation, ResetState};
 use crate::{
@@ -57,29 +57,35 @@ impl ResetInput<'_> {
         (stopped.uid == self.request.uid).then_some(stopped)
     }
 
-    fn status(&self, change: impl FnOnce(&mut Status)) -> Decision {
+    fn status(&self, change: impl FnOnce(&mut Status)) -> ResetDecision {
         let mut next = self.request.status.clone();
         change(&mut next);
         if next == self.request.status {
-            return Decision::default(); // The status is already written.
+            return ResetDecision::default(); // The status is already written.
         }
-        Decision::now(Act::Status(Box::new(next)))
+        ResetDecision::now(Act::Status(Box::new(next)))
     }
 
     /// Records in the status that a step is in progress, and waits until a time.
-    fn waits(&self, kind: &str, reason: &str, why: &str, until: Option<Timestamp>) -> Decision {
+    fn waits(
+        &self,
+        kind: &str,
+        reason: &str,
+        why: &str,
+        until: Option<Timestamp>,
+    ) -> ResetDecision {
         let mut decision = self.status(|next| next.set(kind, "Unknown", reason, why, self.now));
         decision.wake = until;
         why.clone_into(&mut decision.awaits);
         decision
     }
 
-    pub(super) fn fails(&self, kind: &str, reason: &str, why: &str) -> Decision {
+    pub(super) fn fails(&self, kind: &str, reason: &str, why: &str) -> ResetDecision {
         self.status(|next| next.set(kind, "False", reason, why, self.now))
     }
 
     /// Starts the request once no other work on the node comes first.
-    pub(super) fn begin(&self, node: &NodeView) -> Decision {
+    pub(super) fn begin(&self, node: &NodeView) -> ResetDecision {
         let first_observed = self.request.status.since(READY).unwrap_or(self.now);
         if !self.request.is_permitted(node) {
             let why = SESSION_ENDED_MESSAGE;
@@ -111,7 +117,7 @@ impl ResetInput<'_> {
     }
 
     /// Stops the services that hold GPUs open, including those restarted since.
-    pub(super) fn tear_down(&self, node: &NodeView) -> Decision {
+    pub(super) fn tear_down(&self, node: &NodeView) -> ResetDecision {
         let done = |reason: &str, text: &str| {
             self.status(|next| next.set(TORN_DOWN, "True", reason, text, self.now))
         };
@@ -123,7 +129,7 @@ impl ResetInput<'_> {
             return self.waits_for_pods(TORN_DOWN, later(start, GONE_WITHIN));
         };
         if let Some(act) = self.stop(node, pods) {
-            return Decision::now(act);
+            return ResetDecision::now(act);
         }
         let Some(stopped) = self.stopped() else {
             return done("Skipped", "no service runs on the node by its label");
@@ -141,7 +147,7 @@ impl ResetInput<'_> {
     }
 
     /// Waits until the service pods can be read. The step fails if they cannot be read in time.
-    fn waits_for_pods(&self, step: &str, until: Timestamp) -> Decision {
+    fn waits_for_pods(&self, step: &str, until: Timestamp) -> ResetDecision {
         let until = self.at_least_read(until);
         let what = "the pods of services";
         if self.now >= until {
@@ -153,7 +159,7 @@ impl ResetInput<'_> {
             };
             return self.fails(step, reason, &text);
         }
-        let mut decision = Decision::waiting(&format!("{what} to be read"));
+        let mut decision = ResetDecision::waiting(&format!("{what} to be read"));
         decision.wake = Some(until);
         decision
     }
@@ -165,14 +171,14 @@ impl ResetInput<'_> {
     }
 
     /// Starts and follows the reset of the GPUs.
-    pub(super) fn reset(&self, node: &NodeView) -> Decision {
+    pub(super) fn reset(&self, node: &NodeView) -> ResetDecision {
         let created = self.request.status.is_true(JOB_CREATED);
         if self.settings.services {
             match self.pods {
                 // A service that was restarted in between would hold the GPUs open.
                 Some(pods) => {
                     if let Some(act) = self.stop(node, pods) {
-                        return Decision::now(act);
+                        return ResetDecision::now(act);
                     }
                 }
                 None if !created => return self.waits_for_pods(JOB_CREATED, self.last_moment()),
@@ -187,7 +193,7 @@ impl ResetInput<'_> {
                     let text = format!("{what} cannot be read, so its result is unknown");
                     return self.fails(JOB_COMPLETED, TIMED_OUT, &text);
                 }
-                let mut decision = Decision::waiting(&format!("{what} to be read"));
+                let mut decision = ResetDecision::waiting(&format!("{what} to be read"));
                 decision.wake = Some(until);
                 decision
             }
@@ -209,7 +215,7 @@ impl ResetInput<'_> {
                     let text = "it is unknown whether the provider has reset the GPUs";
                     return self.fails(JOB_CREATED, UNCLEAR, text);
                 }
-                let mut decision = Decision::waiting("the provider to know of its signal");
+                let mut decision = ResetDecision::waiting("the provider to know of its signal");
                 decision.wake = Some(until);
                 decision
             }
@@ -272,13 +278,13 @@ impl ResetInput<'_> {
     }
 
     /// Creates the Job or sends the signal, unless the time limit is exceeded.
-    fn make(&self, node: &NodeView) -> Decision {
+    fn make(&self, node: &NodeView) -> ResetDecision {
         if !self.request.is_permitted(node) {
             return self.fails(JOB_CREATED, SESSION_ENDED, SESSION_ENDED_MESSAGE);
         }
         let (until, what) = (self.last_moment(), self.what());
         if self.request.waits_for_session(node) && self.now < until {
-            return Decision {
+            return ResetDecision {
                 act: None,
                 wake: Some(until),
                 awaits: NOT_OUT_OF_SERVICE.to_owned(),
@@ -293,7 +299,7 @@ impl ResetInput<'_> {
             let text = format!("{what} could not be begun in time");
             return self.fails(JOB_CREATED, reason, &text);
         }
-        Decision {
+        ResetDecision {
             act: Some(Act::Make(job::job_of(self.request, self.settings))),
             wake: Some(until),
             awaits: format!("{what} to be begun"),
@@ -301,7 +307,7 @@ impl ResetInput<'_> {
     }
 
     /// Follows a reset that has started.
-    fn watch(&self, state: &ResetState) -> Decision {
+    fn watch(&self, state: &ResetState) -> ResetDecision {
         let what = self.what();
         match state {
             ResetState::Succeeded => self.status(|next| {
@@ -328,12 +334,12 @@ impl ResetInput<'_> {
     }
 
     /// Restores the services after a reset, waits for them, and ends the request.
-    pub(super) fn restore(&self, node: &NodeView) -> Decision {
+    pub(super) fn restore(&self, node: &NodeView) -> ResetDecision {
         let Some(stopped) = self.stopped() else {
             return self.end(None);
         };
         if !stopped.labels.is_empty() {
-            return Decision::now(Act::Node(stopped.put_back(node, true)));
+            return ResetDecision::now(Act::Node(stopped.put_back(node, true)));
         }
         let Some(pods) = self.pods else {
             let since = self.request.status.since(JOB_COMPLETED);
@@ -342,7 +348,7 @@ impl ResetInput<'_> {
         };
         let missing = stopped.not_ready(node, pods);
         if missing.is_empty() {
-            return Decision::now(Act::Node(stopped.put_back(node, false)));
+            return ResetDecision::now(Act::Node(stopped.put_back(node, false)));
         }
         let why = format!("services are not ready again: {}", missing.join(", "));
         let Some(since) = self.request.status.since(RESTORED) else {
@@ -357,7 +363,7 @@ impl ResetInput<'_> {
 
     /// Ends the request after a failure. The Job is stopped and the services are restored
     /// first.
-    pub(super) fn fail_after(&self, step: &'static str) -> Decision {
+    pub(super) fn fail_after(&self, step: &'static str) -> ResetDecision {
         let status = &self.request.status;
         let failed_at = status.since(step).unwrap_or(self.now);
         let undo = self.undo(later(failed_at, STOPS_WITHIN));
@@ -371,28 +377,30 @@ impl ResetInput<'_> {
 
     /// Returns the next action to undo what was done. Waits until a time for a Job that does
     /// not disappear, and for a provider, whose reset cannot be stopped.
-    fn undo(&self, until: Timestamp) -> Option<Decision> {
+    fn undo(&self, until: Timestamp) -> Option<ResetDecision> {
         let waits = self.now < until && self.node.is_some();
         let awaits = match self.reset {
             ResetObservation::Own(ResetState::Active(_)) if self.by_provider => {
                 Some("the end of its reset")
             }
-            ResetObservation::Own(ResetState::Active(_)) => return Some(Decision::now(Act::Stop)),
+            ResetObservation::Own(ResetState::Active(_)) => {
+                return Some(ResetDecision::now(Act::Stop));
+            }
             ResetObservation::Own(ResetState::Deleting) => Some("its Job to go"),
             ResetObservation::Unknown => Some("its Job to be read"),
             ResetObservation::Unclear => Some("the provider to know of its signal"),
             _ => None,
         };
         if let Some(awaits) = awaits.filter(|_| waits) {
-            let mut decision = Decision::waiting(awaits);
+            let mut decision = ResetDecision::waiting(awaits);
             decision.wake = Some(until);
             return Some(decision);
         }
         let (stopped, node) = self.stopped().zip(self.node)?;
-        Some(Decision::now(Act::Node(stopped.put_back(node, false))))
+        Some(ResetDecision::now(Act::Node(stopped.put_back(node, false))))
     }
 
-    fn end(&self, failure: Option<(&str, &str)>) -> Decision {
+    fn end(&self, failure: Option<(&str, &str)>) -> ResetDecision {
         let now = self.now;
         self.status(|next| {
             next.completion = Some(now);
@@ -413,9 +421,9 @@ impl ResetInput<'_> {
     }
 
     /// Undoes everything and removes the finalizer.
-    pub(super) fn delete(&self, since: Timestamp) -> Decision {
+    pub(super) fn delete(&self, since: Timestamp) -> ResetDecision {
         if !self.request.has_finalizer() {
-            return Decision::default();
+            return ResetDecision::default();
         }
         let status = &self.request.status;
         let ended = status.completion.is_some();
@@ -427,6 +435,6 @@ impl ResetInput<'_> {
             });
         }
         let undo = self.undo(later(since, STOPS_WITHIN));
-        undo.unwrap_or_else(|| Decision::now(Act::Finalizer(false)))
+        undo.unwrap_or_else(|| ResetDecision::now(Act::Finalizer(false)))
     }
 }

@@ -81,9 +81,9 @@ impl World {
         }
     }
 
-    fn decide(&self) -> Decision {
+    fn decide(&self) -> ResetDecision {
         decide(&ResetInput {
-            request: &Resource::read(Maintenance::Reset, &self.object).unwrap(),
+            request: &MaintenanceResource::read(Maintenance::Reset, &self.object).unwrap(),
             node: self.node.as_ref(),
             pods: (!self.unread).then_some(&self.pods),
             looks_since: self.looks_since,
@@ -97,7 +97,7 @@ impl World {
     }
 
     /// Carries out decisions until none is left. Returns what the request then waits for.
-    fn settle(&mut self) -> Decision {
+    fn settle(&mut self) -> ResetDecision {
         for _ in 0..30 {
             let decision = self.decide();
             let Some(effect) = decision.act else {
@@ -595,7 +595,7 @@ fn a_request_for_all_gpus_names_none() {
     world.settle();
     let env = &world.made[0]["spec"]["template"]["spec"]["containers"][0]["env"][0];
     assert_eq!(env["value"], "");
-    let missing = Resource::read(
+    let missing = MaintenanceResource::read(
         Maintenance::Reset,
         &json!({"metadata": {"name": "a", "uid": "b"}}),
     );

@@ -44,8 +44,8 @@ impl World {
         }
     }
 
-    fn request(&self) -> Resource {
-        Resource::read(Maintenance::HandOver, &self.object).unwrap()
+    fn request(&self) -> MaintenanceResource {
+        MaintenanceResource::read(Maintenance::HandOver, &self.object).unwrap()
     }
 
     fn decide(&self) -> Option<Act> {

@@ -5,12 +5,12 @@
 use contract::keys;
 use serde_json::Value;
 
-use crate::gpu_reset::Gpus;
-use crate::{Maintenance, Resource};
+use crate::gpu_reset::ResetGpus;
+use crate::{Maintenance, MaintenanceResource};
 
 /// A request under admission.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct AdmissionRequest<'a> {
     /// Kind of the request.
     pub kind: Maintenance,
     /// Object of the request.
@@ -21,35 +21,35 @@ pub struct Request<'a> {
 
 /// Node of a request under admission.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Named<'a> {
+pub enum RequestedNode<'a> {
     /// A new request for this node, which has to exist.
     Node(&'a str),
     /// An update, which is checked only for immutable fields.
     Changed,
 }
 
-// === impl Request ===
+// === impl AdmissionRequest ===
 
-impl<'a> Request<'a> {
+impl<'a> AdmissionRequest<'a> {
     /// Returns the node of the request. The error is the reason for its refusal.
-    pub fn node(&self) -> Result<Named<'a>, String> {
+    pub fn node(&self) -> Result<RequestedNode<'a>, String> {
         let field = self.kind.node_field();
         let name = field.trim_start_matches('/').replace('/', ".");
         let text = |object: &'a Value| object.pointer(field).and_then(Value::as_str);
         let Some(before) = self.before else {
             let node = text(self.object).filter(|node| !node.is_empty());
             let node = node.ok_or_else(|| format!("{name} is required: the name of a node"))?;
-            return Ok(Named::Node(node));
+            return Ok(RequestedNode::Node(node));
         };
         if text(before) != text(self.object) {
             return Err(format!("{name} cannot be changed; make another request"));
         }
         if self.kind == Maintenance::Reset
-            && Gpus::in_spec(spec(before)) != Gpus::in_spec(spec(self.object))
+            && ResetGpus::in_spec(spec(before)) != ResetGpus::in_spec(spec(self.object))
         {
             return Err("spec.selector cannot be changed; make another request".to_owned());
         }
-        Ok(Named::Changed)
+        Ok(RequestedNode::Changed)
     }
 
     /// Returns the reason for a refusal. `None` if the request is admitted. `others` are the
@@ -64,13 +64,14 @@ impl<'a> Request<'a> {
         if annotations.is_some_and(|all| all.get(keys::ATTEMPT).is_some()) {
             return None;
         }
-        let gpus = Gpus::in_spec(spec(self.object));
+        let gpus = ResetGpus::in_spec(spec(self.object));
         let others = others
             .iter()
-            .filter_map(|other| Resource::read(self.kind, other).ok());
+            .filter_map(|other| MaintenanceResource::read(self.kind, other).ok());
         let mut open = others.filter(|other| other.node == node && !other.is_over());
-        let is_same =
-            |other: &Resource| self.kind != Maintenance::Reset || gpus.overlap(&Gpus::of(other));
+        let is_same = |other: &MaintenanceResource| {
+            self.kind != Maintenance::Reset || gpus.overlap(&ResetGpus::of(other))
+        };
         let other = open.find(is_same)?;
         let (kind, name) = (self.kind.name(), &other.name);
         let what = match self.kind {
@@ -98,7 +99,7 @@ mod tests {
     }
 
     fn refused(kind: Maintenance, object: &Value, others: &[Value]) -> Option<String> {
-        let request = Request {
+        let request = AdmissionRequest {
             kind,
             object,
             before: None,
@@ -116,7 +117,7 @@ mod tests {
                 json!({}),
                 json!({"spec": {"nodeName": "", "healthEvent": {}}}),
             ] {
-                let request = Request {
+                let request = AdmissionRequest {
                     kind,
                     object: &object,
                     before: None,
@@ -126,15 +127,15 @@ mod tests {
             }
         }
         let (one, other) = (request("a", "n"), request("a", "m"));
-        let of = |kind, object, before| Request {
+        let of = |kind, object, before| AdmissionRequest {
             kind,
             object,
             before,
         };
         let new = of(Maintenance::Reboot, &one, None);
-        assert_eq!(new.node(), Ok(Named::Node("n")));
+        assert_eq!(new.node(), Ok(RequestedNode::Node("n")));
         let kept = of(Maintenance::Terminate, &one, Some(&one));
-        assert_eq!(kept.node(), Ok(Named::Changed));
+        assert_eq!(kept.node(), Ok(RequestedNode::Changed));
         let moved = of(Maintenance::Terminate, &other, Some(&one));
         let why = moved.node().expect_err("it is another node");
         assert!(why.starts_with("spec.nodeName cannot be changed"), "{why}");
@@ -164,7 +165,7 @@ mod tests {
         let mut ours = second.clone();
         ours["metadata"]["annotations"] = json!({keys::ATTEMPT: "x"});
         assert_eq!(refused(kind, &ours, &[request("a", "n")]), None);
-        let request = Request {
+        let request = AdmissionRequest {
             kind,
             object: &second,
             before: None,

@@ -16,7 +16,7 @@ use super::sending::ASK_AGAIN;
 use super::signal::ObservedNode;
 use crate::gpu_reset::{self, ServicePod, job_name};
 use crate::handover;
-use crate::{Key, Listings, Maintenance, Resource, is_older};
+use crate::{Listings, Maintenance, MaintenanceResource, ResourceKey, is_older};
 
 mod entry;
 mod events;
@@ -43,7 +43,7 @@ pub struct Board {
     only: Option<String>,
     /// Unique id of this process.
     process: String,
-    entries: BTreeMap<Key, BoardEntry>,
+    entries: BTreeMap<ResourceKey, BoardEntry>,
     nodes: BTreeMap<String, NodeEntry>,
     /// Jobs that reset GPUs, by name, with the termination message of their pods.
     jobs: BTreeMap<String, (Value, Option<String>)>,
@@ -51,14 +51,14 @@ pub struct Board {
     /// Time of the first input.
     since: Option<Timestamp>,
     listings: Listings,
-    wakes: BTreeSet<(Timestamp, Key)>,
+    wakes: BTreeSet<(Timestamp, ResourceKey)>,
 }
 
 /// State of a node and its resources.
 #[derive(Clone, Debug, Default)]
 struct NodeEntry {
     /// Keys of the node's resources.
-    keys: BTreeSet<Key>,
+    keys: BTreeSet<ResourceKey>,
     followed: bool,
     follows_pods: bool,
     observed: ObservedNode,
@@ -178,7 +178,11 @@ impl Board {
     }
 
     /// Returns the resource that is working on a node, among the `chosen` ones.
-    pub(super) fn working_on(&self, node: &str, chosen: impl Fn(&Key) -> bool) -> Option<String> {
+    pub(super) fn working_on(
+        &self,
+        node: &str,
+        chosen: impl Fn(&ResourceKey) -> bool,
+    ) -> Option<String> {
         let node_entry = self.nodes.get(node)?;
         let view = node_entry.view.as_deref();
         let works = |entry: &BoardEntry| {
@@ -198,7 +202,7 @@ impl Board {
             .filter(|key| self.carries_out(key.kind));
         let mut keys = keys.filter(|key| chosen(key));
         let first = keys.find(|key| self.entries.get(key).is_some_and(works));
-        first.map(Key::title)
+        first.map(ResourceKey::title)
     }
 
     fn carries_out(&self, kind: Maintenance) -> bool {
@@ -209,7 +213,7 @@ impl Board {
         }
     }
 
-    fn is_open(&self, resource: &Resource) -> bool {
+    fn is_open(&self, resource: &MaintenanceResource) -> bool {
         self.carries_out(resource.kind) && resource.is_open()
     }
 
@@ -233,7 +237,12 @@ impl Board {
         }
     }
 
-    fn updated(&mut self, resource: Resource, now: Timestamp, effects: &mut Vec<Effect>) {
+    fn updated(
+        &mut self,
+        resource: MaintenanceResource,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
         if !self.is_mine(&resource.node) {
             return;
         }
@@ -265,8 +274,8 @@ impl Board {
     /// Reports the events of a change of a resource, given its previous state.
     fn notify(
         &self,
-        key: &Key,
-        before: Option<&Resource>,
+        key: &ResourceKey,
+        before: Option<&MaintenanceResource>,
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
@@ -281,7 +290,7 @@ impl Board {
         effects.extend(events.into_iter().map(Effect::Notify));
     }
 
-    fn deleted(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
+    fn deleted(&mut self, key: &ResourceKey, now: Timestamp, effects: &mut Vec<Effect>) {
         self.set_wake(key, None);
         let Some(BoardEntry { resource, .. }) = self.entries.remove(key) else {
             return;
@@ -330,7 +339,7 @@ impl Board {
 
     fn written(
         &mut self,
-        key: &Key,
+        key: &ResourceKey,
         written: WriteResult,
         now: Timestamp,
         effects: &mut Vec<Effect>,
@@ -356,7 +365,7 @@ impl Board {
 
     fn changed(
         &mut self,
-        by: Option<&Key>,
+        by: Option<&ResourceKey>,
         node: &str,
         view: Option<Box<NodeView>>,
         now: Timestamp,
@@ -383,7 +392,13 @@ impl Board {
         }
     }
 
-    fn made(&mut self, key: &Key, made: CreateResult, now: Timestamp, effects: &mut Vec<Effect>) {
+    fn made(
+        &mut self,
+        key: &ResourceKey,
+        made: CreateResult,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
@@ -402,7 +417,7 @@ impl Board {
 
     fn tried(
         &mut self,
-        key: &Key,
+        key: &ResourceKey,
         again: SignedDuration,
         now: Timestamp,
         effects: &mut Vec<Effect>,
@@ -431,7 +446,7 @@ impl Board {
         }
     }
 
-    fn set_wake(&mut self, key: &Key, wake: Option<Timestamp>) {
+    fn set_wake(&mut self, key: &ResourceKey, wake: Option<Timestamp>) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
@@ -445,7 +460,7 @@ impl Board {
     }
 
     /// Evaluates all resources of the resource's node.
-    fn evaluate_siblings(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
+    fn evaluate_siblings(&mut self, key: &ResourceKey, now: Timestamp, effects: &mut Vec<Effect>) {
         let node = self.entries.get(key).map(|one| one.resource.node.clone());
         if let Some(node) = node {
             self.evaluate_node(&node, now, effects);

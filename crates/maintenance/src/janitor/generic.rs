@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::failure::{Class, ProviderFailure};
-use crate::gpu_reset::{self, Gpus, ResetSettings, ResetState};
+use crate::gpu_reset::{self, ResetGpus, ResetSettings, ResetState};
 
 /// Image that provides `sh`, `chroot` and `sync` for the Job.
 const IMAGE: &str = "public.ecr.aws/docker/library/busybox:1.37.0";
@@ -163,7 +163,7 @@ impl GenericConfig {
 }
 
 /// Returns the Job that resets GPUs of a node for an operation.
-pub fn reset_job(node: &str, operation: &str, gpus: &Gpus, settings: &ResetSettings) -> Value {
+pub fn reset_job(node: &str, operation: &str, gpus: &ResetGpus, settings: &ResetSettings) -> Value {
     let mut job = gpu_reset::job(&reset_job_name(node, operation), node, gpus, settings);
     job["metadata"]["annotations"] = json!({OPERATION: operation});
     job

@@ -4,7 +4,7 @@
 //! The order follows from the resources themselves, so there is no lock that a crash could
 //! leave behind.
 
-use crate::Resource;
+use crate::MaintenanceResource;
 
 /// Position of a resource among those of its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,8 +22,8 @@ pub(super) enum Position {
 
 /// Returns the position of a resource among `all` resources of its node.
 pub(super) fn position<'a>(
-    resource: &Resource,
-    all: impl Iterator<Item = &'a Resource>,
+    resource: &MaintenanceResource,
+    all: impl Iterator<Item = &'a MaintenanceResource>,
 ) -> Position {
     let first = all
         .filter(|other| !other.is_over())
@@ -38,7 +38,7 @@ pub(super) fn position<'a>(
 }
 
 /// Returns the sort key of a resource: started ones first, then by age.
-fn place(resource: &Resource) -> impl Ord + use<> {
+fn place(resource: &MaintenanceResource) -> impl Ord + use<> {
     let start = resource.status.start;
     (
         start.is_none(),

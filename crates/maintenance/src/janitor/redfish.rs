@@ -30,7 +30,7 @@ const RESET: &str = "/Actions/#ComputerSystem.Reset";
 
 /// A machine as described by its BMC (`ComputerSystem`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Machine {
+pub struct ComputerSystem {
     /// Path that accepts resets.
     pub target: String,
     /// Path of the action's description, if the machine does not list reset types itself.
@@ -43,9 +43,9 @@ pub struct Machine {
     allowed: Option<Vec<String>>,
 }
 
-// === impl Machine ===
+// === impl ComputerSystem ===
 
-impl Machine {
+impl ComputerSystem {
     /// Reads a machine. The error names the missing part.
     pub fn read(object: &Value) -> Result<Self, String> {
         let text = |at: &str| {

@@ -5,8 +5,8 @@ use model::resource::CompletionReason;
 
 use super::failure::Class;
 use super::record::{SIGNAL_SENT, SignalRecord};
-use super::sending::{Answer, Course, Question, Sending};
-use super::signal::Step;
+use super::sending::{Course, ProviderAnswer, Question, Sending};
+use super::signal::SignalStep;
 use crate::gpu_reset::{ResetObservation, ResetState, is_reset};
 use crate::{Status, StatusCondition};
 
@@ -62,7 +62,7 @@ impl ResetSignal<'_> {
     }
 
     /// Returns the step that sends the signal. Must be called only if no signal is on its way.
-    pub(super) fn send(&self) -> Step {
+    pub(super) fn send(&self) -> SignalStep {
         let Some(record) = self.record() else {
             let record = SignalRecord {
                 attempt: 1,
@@ -71,34 +71,34 @@ impl ResetSignal<'_> {
             };
             let mut next = self.0.resource.status.clone();
             self.0.announce(&mut next, &record);
-            return Step::Write(next);
+            return SignalStep::Write(next);
         };
         match self.0.course(&record) {
-            Course::Announce(status) => Step::Write(status),
-            Course::Later(time) => Step::Wait(Some(time)),
-            Course::Send => Step::Ask(Question::Send),
-            _ => Step::Wait(None),
+            Course::Announce(status) => SignalStep::Write(status),
+            Course::Later(time) => SignalStep::Wait(Some(time)),
+            Course::Send => SignalStep::Ask(Question::Send),
+            _ => SignalStep::Wait(None),
         }
     }
 
     /// Returns the question for the provider while nothing else is to be done.
-    pub(super) fn ask(&self) -> Step {
+    pub(super) fn ask(&self) -> SignalStep {
         let Some(record) = self.record().filter(|_| !is_reset(self.0.resource)) else {
-            return Step::Wait(None);
+            return SignalStep::Wait(None);
         };
         if self.is_answered() {
             let sent = self.signal().filter(|one| one.status == "True");
             let active = matches!(self.state(), ResetState::Active(_));
             return match (sent.filter(|_| active), self.0.memory.ask_after) {
-                (None, _) => Step::Wait(None),
-                (Some(_), Some(time)) if self.0.now < time => Step::Wait(Some(time)),
-                (Some(signal), _) => Step::Ask(Question::Ready(signal.message.clone())),
+                (None, _) => SignalStep::Wait(None),
+                (Some(_), Some(time)) if self.0.now < time => SignalStep::Wait(Some(time)),
+                (Some(signal), _) => SignalStep::Ask(Question::Ready(signal.message.clone())),
             };
         }
         match self.0.course(&record) {
-            Course::Find => Step::Ask(Question::Find),
-            Course::Wait(until) => Step::Wait(until),
-            _ => Step::Wait(None),
+            Course::Find => SignalStep::Ask(Question::Find),
+            Course::Wait(until) => SignalStep::Wait(until),
+            _ => SignalStep::Wait(None),
         }
     }
 
@@ -121,7 +121,7 @@ impl ResetSignal<'_> {
     fn state(&self) -> ResetState {
         match &self.0.memory.response {
             _ if self.0.memory.ready => ResetState::Succeeded,
-            Some(Answer::Ready(Err(failure))) if failure.class == Class::Permanent => {
+            Some(ProviderAnswer::Ready(Err(failure))) if failure.class == Class::Permanent => {
                 ResetState::Failed(failure.text())
             }
             _ => ResetState::Active(self.0.resource.status.since(SIGNAL_SENT)),

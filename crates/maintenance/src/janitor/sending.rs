@@ -9,7 +9,7 @@ use model::resource::CompletionReason;
 
 use super::failure::{Class, ProviderFailure};
 use super::record::{SIGNAL_SENT, SignalRecord};
-use crate::{Resource, Status};
+use crate::{MaintenanceResource, Status};
 
 /// Most signals of one resource that a provider refuses for now. All tries together take some
 /// ten minutes, within the usual deadline.
@@ -42,18 +42,18 @@ pub enum Question {
 
 /// Response to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum ProviderAnswer {
     /// Response to [`Question::Send`], with the request id.
     Sent(Result<String, ProviderFailure>),
     /// Response to [`Question::Find`], about the operation.
-    Found(Result<Found, ProviderFailure>),
+    Found(Result<FoundOperation, ProviderFailure>),
     /// Response to [`Question::Ready`]: true once the action is complete.
     Ready(Result<bool, ProviderFailure>),
 }
 
 /// Knowledge of a provider about an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum FoundOperation {
     /// The signal was sent, with this request id.
     Sent(String),
     /// The signal was not sent, and a delayed one would be recognised.
@@ -68,7 +68,7 @@ pub(super) struct Memory {
     /// Try whose signal this process has sent.
     pub(super) sent: Option<u32>,
     /// Response that is not in the status yet.
-    pub(super) response: Option<Answer>,
+    pub(super) response: Option<ProviderAnswer>,
     /// Earliest time of the next question.
     pub(super) ask_after: Option<Timestamp>,
     /// True once the provider has reported that it does not recognise operations.
@@ -79,7 +79,7 @@ pub(super) struct Memory {
 
 /// Signal of a resource, from its status and the state of this process.
 pub(super) struct Sending<'a> {
-    pub(super) resource: &'a Resource,
+    pub(super) resource: &'a MaintenanceResource,
     pub(super) memory: &'a Memory,
     /// Id of this process.
     pub(super) process: &'a str,
@@ -144,14 +144,15 @@ impl Sending<'_> {
         self.set(status, "Unknown", SENDING, &message);
     }
 
-    fn course_after(&self, record: &SignalRecord, answer: &Answer) -> Option<Course> {
+    fn course_after(&self, record: &SignalRecord, answer: &ProviderAnswer) -> Option<Course> {
         match answer {
-            Answer::Sent(Ok(request)) | Answer::Found(Ok(Found::Sent(request))) => {
+            ProviderAnswer::Sent(Ok(request))
+            | ProviderAnswer::Found(Ok(FoundOperation::Sent(request))) => {
                 let mut status = self.resource.status.clone();
                 self.set(&mut status, "True", SUCCEEDED, request);
                 Some(Course::Note(status))
             }
-            Answer::Sent(Err(failure)) => match failure.class {
+            ProviderAnswer::Sent(Err(failure)) => match failure.class {
                 Class::Transient => Some(self.refused_for_now(record, failure)),
                 Class::Permanent => {
                     let outcome = CompletionReason::PermanentFailure;
@@ -159,8 +160,9 @@ impl Sending<'_> {
                 }
                 Class::Ambiguous => self.unclear(failure),
             },
-            Answer::Found(Ok(Found::NotSent)) => Some(self.send_again(record)),
-            Answer::Found(Ok(Found::CannotTell) | Err(_)) | Answer::Ready(_) => None,
+            ProviderAnswer::Found(Ok(FoundOperation::NotSent)) => Some(self.send_again(record)),
+            ProviderAnswer::Found(Ok(FoundOperation::CannotTell) | Err(_))
+            | ProviderAnswer::Ready(_) => None,
         }
     }
 

@@ -23,9 +23,11 @@ use super::config::{JanitorConfig, Rules};
 use super::failure::Class;
 use super::order::Position;
 use super::record::{MANUAL_MODE, SIGNAL_SENT, SignalRecord};
-use super::sending::{Answer, Course, Memory, Question, RETRYING, SUCCEEDED, Sending, UNCLEAR};
+use super::sending::{
+    Course, Memory, ProviderAnswer, Question, RETRYING, SUCCEEDED, Sending, UNCLEAR,
+};
 use crate::SESSION_OBSERVED_WITHIN;
-use crate::{Resource, SESSION_ENDED, SESSION_ENDED_MESSAGE, Status, StatusCondition};
+use crate::{MaintenanceResource, SESSION_ENDED, SESSION_ENDED_MESSAGE, Status, StatusCondition};
 
 /// Time limit for a person to carry out the action, in manual mode.
 const MANUAL: SignedDuration = SignedDuration::from_hours(24);
@@ -66,7 +68,7 @@ pub(super) enum ObservedNode {
 
 /// Input of a decision.
 pub(super) struct Situation<'a> {
-    pub(super) resource: &'a Resource,
+    pub(super) resource: &'a MaintenanceResource,
     pub(super) action: Action,
     pub(super) node: &'a ObservedNode,
     pub(super) position: Position,
@@ -79,7 +81,7 @@ pub(super) struct Situation<'a> {
 
 /// Next step of a resource.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Step {
+pub(super) enum SignalStep {
     /// Wait for a change, or until this time.
     Wait(Option<Timestamp>),
     /// Write this status to the resource.
@@ -138,9 +140,9 @@ impl NodeObservation {
 
 impl Situation<'_> {
     /// Returns the next step.
-    pub(super) fn step(&self) -> Step {
+    pub(super) fn step(&self) -> SignalStep {
         if self.resource.is_over() {
-            return Step::Wait(None);
+            return SignalStep::Wait(None);
         }
         match self.resource.status.start {
             None => self.begin(),
@@ -148,16 +150,16 @@ impl Situation<'_> {
         }
     }
 
-    fn begin(&self) -> Step {
+    fn begin(&self) -> SignalStep {
         if let Position::Behind { before, same } = &self.position {
             if *same {
                 let message = format!("{before} requests the same and is in progress");
                 return self.refused(CompletionReason::Superseded, "Superseded", &message);
             }
-            return Step::Wait(None);
+            return SignalStep::Wait(None);
         }
         match self.node {
-            ObservedNode::Unknown => Step::Wait(None),
+            ObservedNode::Unknown => SignalStep::Wait(None),
             ObservedNode::Absent => {
                 let message = format!("there is no node {}", self.resource.node);
                 self.refused(CompletionReason::Cancelled, "NodeNotFound", &message)
@@ -169,14 +171,14 @@ impl Situation<'_> {
             ObservedNode::Present(node) if self.lacks_permission(node) => {
                 let until = self.resource.created.checked_add(SESSION_OBSERVED_WITHIN);
                 match until {
-                    Ok(until) if self.now < until => Step::Wait(Some(until)),
+                    Ok(until) if self.now < until => SignalStep::Wait(Some(until)),
                     _ => {
                         let outcome = CompletionReason::Cancelled;
                         self.refused(outcome, SESSION_ENDED, SESSION_ENDED_MESSAGE)
                     }
                 }
             }
-            ObservedNode::Present(node) if self.waits_for_session(node) => Step::Wait(None),
+            ObservedNode::Present(node) if self.waits_for_session(node) => SignalStep::Wait(None),
             ObservedNode::Present(node) => self.begun(node),
         }
     }
@@ -195,22 +197,28 @@ impl Situation<'_> {
 
     /// Returns the step instead of a signal if the session that the resource was created for
     /// has ended, or may have. Must be called only if no signal was sent.
-    fn ended_with_its_session(&self) -> Option<Step> {
+    fn ended_with_its_session(&self) -> Option<SignalStep> {
         match self.node {
-            ObservedNode::Unknown => self.resource.attempt.as_ref().map(|_| Step::Wait(None)),
+            ObservedNode::Unknown => self
+                .resource
+                .attempt
+                .as_ref()
+                .map(|_| SignalStep::Wait(None)),
             ObservedNode::Present(node) if self.lacks_permission(node) => Some(self.end(&End {
                 outcome: CompletionReason::Cancelled,
                 signal: Some(("False", SESSION_ENDED)),
                 done: None,
                 message: SESSION_ENDED_MESSAGE,
             })),
-            ObservedNode::Present(node) if self.waits_for_session(node) => Some(Step::Wait(None)),
+            ObservedNode::Present(node) if self.waits_for_session(node) => {
+                Some(SignalStep::Wait(None))
+            }
             ObservedNode::Absent | ObservedNode::Present(_) => None,
         }
     }
 
     /// Records the start and, unless a person has to act, that the signal is about to be sent.
-    fn begun(&self, node: &NodeObservation) -> Step {
+    fn begun(&self, node: &NodeObservation) -> SignalStep {
         let mut status = self.resource.status.clone();
         status.start = Some(self.now);
         let record = SignalRecord {
@@ -235,10 +243,10 @@ impl Situation<'_> {
         }
         let done = self.action.done();
         self.set(&mut status, done, "Unknown", INITIALIZING, "");
-        Step::Write(status)
+        SignalStep::Write(status)
     }
 
-    fn go_on(&self, start: Timestamp) -> Step {
+    fn go_on(&self, start: Timestamp) -> SignalStep {
         let status = &self.resource.status;
         let record = SignalRecord::read(status);
         if let Some(message) = self.success(record.as_ref()) {
@@ -258,7 +266,7 @@ impl Situation<'_> {
         }
         let step = match signal.map(|one| one.status.as_str()) {
             Some("True") => self.watch(signal, manual),
-            _ if manual => Step::Wait(None),
+            _ if manual => SignalStep::Wait(None),
             // NVSentinel's janitor stopped between two writes.
             Some("False") => {
                 let message = signal.map_or("", |one| &one.message);
@@ -267,8 +275,8 @@ impl Situation<'_> {
             _ => self.send(record),
         };
         match step {
-            Step::Wait(until) => {
-                Step::Wait(Some(until.map_or(deadline, |time| time.min(deadline))))
+            SignalStep::Wait(until) => {
+                SignalStep::Wait(Some(until.map_or(deadline, |time| time.min(deadline))))
             }
             other => other,
         }
@@ -331,7 +339,7 @@ impl Situation<'_> {
         from.checked_add(time).unwrap_or(Timestamp::MAX)
     }
 
-    fn too_late(&self, signal: Option<&StatusCondition>) -> Step {
+    fn too_late(&self, signal: Option<&StatusCondition>) -> SignalStep {
         let minutes = self.rules.timeout.as_mins();
         let reason = signal.map_or("", |one| &one.reason);
         // Nothing was done while it waited for another try.
@@ -351,10 +359,10 @@ impl Situation<'_> {
     }
 
     /// Sends the signal, or asks whether it was sent.
-    fn send(&self, record: Option<SignalRecord>) -> Step {
+    fn send(&self, record: Option<SignalRecord>) -> SignalStep {
         let Some(record) = record else {
             return match self.node {
-                ObservedNode::Unknown => Step::Wait(None),
+                ObservedNode::Unknown => SignalStep::Wait(None),
                 ObservedNode::Absent => self.taken_over(None),
                 ObservedNode::Present(node) => self.taken_over(Some(node)),
             };
@@ -362,19 +370,19 @@ impl Situation<'_> {
         // Two resources started at once, since the write for one was not observed in time.
         let is_behind = matches!(self.position, Position::Behind { .. });
         match self.sending().course(&record) {
-            Course::Note(status) => Step::Write(status),
+            Course::Note(status) => SignalStep::Write(status),
             Course::Refused(outcome, message) => self.not_sent(outcome, &message),
-            _ if is_behind => Step::Wait(None),
-            Course::Later(time) => Step::Wait(Some(time)),
-            Course::Wait(until) => Step::Wait(until),
-            Course::Find => Step::Ask(Question::Find),
+            _ if is_behind => SignalStep::Wait(None),
+            Course::Later(time) => SignalStep::Wait(Some(time)),
+            Course::Wait(until) => SignalStep::Wait(until),
+            Course::Find => SignalStep::Ask(Question::Find),
             Course::Announce(status) => {
                 let ended = self.ended_with_its_session();
-                ended.unwrap_or(Step::Write(status))
+                ended.unwrap_or(SignalStep::Write(status))
             }
             Course::Send => {
                 let ended = self.ended_with_its_session();
-                ended.unwrap_or(Step::Ask(Question::Send))
+                ended.unwrap_or(SignalStep::Ask(Question::Send))
             }
         }
     }
@@ -389,7 +397,7 @@ impl Situation<'_> {
     }
 
     /// Ends a resource whose signal was not sent and will not be.
-    fn not_sent(&self, outcome: CompletionReason, message: &str) -> Step {
+    fn not_sent(&self, outcome: CompletionReason, message: &str) -> SignalStep {
         self.end(&End {
             outcome,
             signal: Some(("False", FAILED)),
@@ -400,7 +408,7 @@ impl Situation<'_> {
 
     /// Takes over a resource started by NVSentinel's janitor, which sends before it writes, so
     /// its signal may be on its way.
-    fn taken_over(&self, node: Option<&NodeObservation>) -> Step {
+    fn taken_over(&self, node: Option<&NodeObservation>) -> SignalStep {
         let mut status = self.resource.status.clone();
         let record = SignalRecord {
             boot_id: node.map(|node| node.boot_id.clone()).unwrap_or_default(),
@@ -410,12 +418,12 @@ impl Situation<'_> {
         record.write(&mut status, self.now);
         let message = "begun by another janitor, whose signal may have been sent";
         self.set(&mut status, SIGNAL_SENT, "Unknown", UNCLEAR, message);
-        Step::Write(status)
+        SignalStep::Write(status)
     }
 
     /// Follows the node after the signal.
-    fn watch(&self, signal: Option<&StatusCondition>, manual: bool) -> Step {
-        if let Some(Answer::Ready(Err(failure))) = &self.memory.response
+    fn watch(&self, signal: Option<&StatusCondition>, manual: bool) -> SignalStep {
+        if let Some(ProviderAnswer::Ready(Err(failure))) = &self.memory.response
             && failure.class == Class::Permanent
         {
             return self.end(&End {
@@ -428,22 +436,22 @@ impl Situation<'_> {
         match (self.action, self.node) {
             (Action::Terminate, ObservedNode::Present(node)) if !node.ready => {
                 match self.memory.ask_after {
-                    Some(time) if self.now < time => Step::Wait(Some(time)),
-                    _ => Step::DeleteNode(node.uid.clone()),
+                    Some(time) if self.now < time => SignalStep::Wait(Some(time)),
+                    _ => SignalStep::DeleteNode(node.uid.clone()),
                 }
             }
             (Action::Reboot, _) if !manual => match self.memory.ask_after {
-                Some(time) if self.now < time => Step::Wait(Some(time)),
-                _ => Step::Ask(Question::Ready(
+                Some(time) if self.now < time => SignalStep::Wait(Some(time)),
+                _ => SignalStep::Ask(Question::Ready(
                     signal.map_or("", |one| &one.message).to_owned(),
                 )),
             },
-            _ => Step::Wait(None),
+            _ => SignalStep::Wait(None),
         }
     }
 
     /// Ends a resource that has not started.
-    fn refused(&self, outcome: CompletionReason, reason: &str, message: &str) -> Step {
+    fn refused(&self, outcome: CompletionReason, reason: &str, message: &str) -> SignalStep {
         self.end(&End {
             outcome,
             signal: Some(("False", reason)),
@@ -452,7 +460,7 @@ impl Situation<'_> {
         })
     }
 
-    fn end(&self, end: &End<'_>) -> Step {
+    fn end(&self, end: &End<'_>) -> SignalStep {
         let mut status = self.resource.status.clone();
         status.completion = Some(status.start.map_or(self.now, |start| start.max(self.now)));
         if let Some((to, reason)) = end.signal {
@@ -464,7 +472,7 @@ impl Situation<'_> {
         }
         let outcome = end.outcome.name();
         self.set(&mut status, ATTEMPT_COMPLETE, "True", outcome, end.message);
-        Step::Write(status)
+        SignalStep::Write(status)
     }
 
     fn set(&self, status: &mut Status, kind: &str, to: &str, reason: &str, message: &str) {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::generic::GenericConfig;
 use super::*;
-use crate::{EXPIRY, Expiry, Key, Resource};
+use crate::{EXPIRY, Expiry, MaintenanceResource, ResourceKey};
 
 mod config;
 mod permits;
@@ -116,8 +116,8 @@ impl Scene {
         self.list();
     }
 
-    fn resource(&self) -> Resource {
-        Resource::read(self.action.kind(), &self.object).unwrap()
+    fn resource(&self) -> MaintenanceResource {
+        MaintenanceResource::read(self.action.kind(), &self.object).unwrap()
     }
 
     fn deliver_update(&mut self) {
@@ -125,8 +125,8 @@ impl Scene {
         self.take(Input::Updated(Box::new(resource)));
     }
 
-    fn key(&self) -> Key {
-        Key {
+    fn key(&self) -> ResourceKey {
+        ResourceKey {
             kind: self.action.kind(),
             name: "r".to_owned(),
         }
@@ -163,7 +163,7 @@ impl Scene {
         self.take(Input::Node(NODE.to_owned(), observation.map(update)));
     }
 
-    fn answer(&mut self, answer: Answer) {
+    fn answer(&mut self, answer: ProviderAnswer) {
         self.asked = None;
         let operation = text(&self.object["metadata"]["uid"]).to_owned();
         self.take(Input::Answered(self.key(), operation, answer));
@@ -203,7 +203,7 @@ impl Scene {
         let mut scene = Self::new(action, "");
         scene.node(Some(node("boot-1", true)));
         assert_eq!(scene.asked(), Some(&Question::Send));
-        scene.answer(Answer::Sent(Ok("boot-1".to_owned())));
+        scene.answer(ProviderAnswer::Sent(Ok("boot-1".to_owned())));
         assert_eq!(scene.says("SignalSent"), "True Succeeded");
         scene
     }
@@ -230,13 +230,13 @@ fn a_reboot_is_recorded_sent_and_proven_by_the_boot_id() {
     assert_eq!(scene.says("SignalSent"), "Unknown Sending");
     assert_eq!(scene.says("NodeReady"), "Unknown Initializing");
     assert_eq!(scene.asked(), Some(&Question::Send));
-    scene.answer(Answer::Sent(Ok("boot-1".to_owned())));
+    scene.answer(ProviderAnswer::Sent(Ok("boot-1".to_owned())));
     assert_eq!(scene.says("SignalSent"), "True Succeeded");
     // Readiness in the earlier boot proves nothing, however often it is observed.
     scene.node(Some(node("boot-1", true)));
     scene.later(40);
     assert_eq!(scene.asked(), Some(&Question::Ready("boot-1".to_owned())));
-    scene.answer(Answer::Ready(Ok(true)));
+    scene.answer(ProviderAnswer::Ready(Ok(true)));
     scene.node(Some(node("boot-1", true)));
     assert_eq!(scene.ended(), "");
     scene.node(Some(node("boot-2", false)));
@@ -260,15 +260,17 @@ fn a_crash_between_any_two_steps_makes_no_second_signal() {
     scene.node(Some(node("boot-1", true)));
     assert_eq!(scene.asked(), Some(&Question::Find));
     let known = scene.clone();
-    scene.answer(Answer::Found(Ok(Found::Sent("boot-1".to_owned()))));
+    scene.answer(ProviderAnswer::Found(Ok(FoundOperation::Sent(
+        "boot-1".to_owned(),
+    ))));
     assert_eq!(scene.says("SignalSent"), "True Succeeded");
     // The signal was not sent, and is sent now.
     let mut scene = known.clone();
-    scene.answer(Answer::Found(Ok(Found::NotSent)));
+    scene.answer(ProviderAnswer::Found(Ok(FoundOperation::NotSent)));
     assert_eq!(scene.asked(), Some(&Question::Send));
     // The provider does not know: the boot id decides, and at the deadline a person.
     let mut scene = known.clone();
-    scene.answer(Answer::Found(Ok(Found::CannotTell)));
+    scene.answer(ProviderAnswer::Found(Ok(FoundOperation::CannotTell)));
     scene.later(600);
     assert_eq!(scene.asked(), None);
     let undecided = scene.clone();
@@ -280,7 +282,7 @@ fn a_crash_between_any_two_steps_makes_no_second_signal() {
     assert_eq!(scene.says("NodeReady"), "False Timeout");
     // The provider is unavailable: it is asked again, and nothing is sent.
     let mut scene = known;
-    scene.answer(Answer::Found(Err(failed(Class::Transient))));
+    scene.answer(ProviderAnswer::Found(Err(failed(Class::Transient))));
     assert_eq!(scene.asked(), None);
     scene.later(31);
     assert_eq!(scene.asked(), Some(&Question::Find));
@@ -292,14 +294,14 @@ fn a_failure_is_tried_again_ends_it_or_is_asked_about() {
     let mut scene = Scene::new(Action::Reboot, "");
     scene.node(Some(node("boot-1", true)));
     let wait = failed(Class::Transient).after(SignedDuration::from_secs(70));
-    scene.answer(Answer::Sent(Err(wait)));
+    scene.answer(ProviderAnswer::Sent(Err(wait)));
     assert_eq!(scene.says("SignalSent"), "Unknown Retrying");
     scene.later(69);
     assert_eq!(scene.asked(), None);
     scene.later(1);
     assert_eq!(scene.asked(), Some(&Question::Send));
     // A crash loses neither the count nor the time.
-    scene.answer(Answer::Sent(Err(failed(Class::Transient))));
+    scene.answer(ProviderAnswer::Sent(Err(failed(Class::Transient))));
     scene.crash();
     scene.node(Some(node("boot-1", true)));
     let mut sent = 2;
@@ -307,7 +309,7 @@ fn a_failure_is_tried_again_ends_it_or_is_asked_about() {
         scene.later(1);
         if scene.asked() == Some(&Question::Send) {
             sent += 1;
-            scene.answer(Answer::Sent(Err(failed(Class::Transient))));
+            scene.answer(ProviderAnswer::Sent(Err(failed(Class::Transient))));
         }
     }
     assert_eq!((sent, &*scene.ended()), (6, "TransientFailure"));
@@ -316,12 +318,12 @@ fn a_failure_is_tried_again_ends_it_or_is_asked_about() {
 
     let mut scene = Scene::new(Action::Terminate, "");
     scene.node(Some(node("boot-1", true)));
-    scene.answer(Answer::Sent(Err(failed(Class::Permanent))));
+    scene.answer(ProviderAnswer::Sent(Err(failed(Class::Permanent))));
     assert_eq!(scene.ended(), "PermanentFailure");
 
     let mut scene = Scene::new(Action::Reboot, "");
     scene.node(Some(node("boot-1", true)));
-    scene.answer(Answer::Sent(Err(failed(Class::Ambiguous))));
+    scene.answer(ProviderAnswer::Sent(Err(failed(Class::Ambiguous))));
     assert_eq!(scene.says("SignalSent"), "Unknown Unclear");
     assert_eq!(scene.asked(), Some(&Question::Find));
 
@@ -330,11 +332,11 @@ fn a_failure_is_tried_again_ends_it_or_is_asked_about() {
     for class in [Class::Transient, Class::Ambiguous] {
         scene.later(31);
         assert!(matches!(scene.asked(), Some(Question::Ready(_))));
-        scene.answer(Answer::Ready(Err(failed(class))));
+        scene.answer(ProviderAnswer::Ready(Err(failed(class))));
         assert_eq!(scene.ended(), "");
     }
     scene.later(31);
-    scene.answer(Answer::Ready(Err(failed(Class::Permanent))));
+    scene.answer(ProviderAnswer::Ready(Err(failed(Class::Permanent))));
     assert_eq!(
         (&*scene.ended(), &*scene.says("NodeReady")),
         ("PermanentFailure", "False Failed")
@@ -381,7 +383,7 @@ fn a_terminated_node_is_deleted_once_it_is_not_ready_and_done_when_it_is_gone() 
     // Only after the signal was accepted, which is unknown here.
     let mut scene = Scene::new(Action::Terminate, "");
     scene.node(Some(node("boot-1", true)));
-    scene.answer(Answer::Sent(Err(failed(Class::Ambiguous))));
+    scene.answer(ProviderAnswer::Sent(Err(failed(Class::Ambiguous))));
     scene.node(Some(node("boot-1", false)));
     assert!(
         !scene
@@ -405,7 +407,8 @@ fn a_terminated_node_is_deleted_once_it_is_not_ready_and_done_when_it_is_gone() 
 fn one_resource_of_a_node_at_a_time_and_the_oldest_first() {
     let mut board = Board::new(config(""), None, "p".to_owned());
     let list = |board: &mut Board, action: Action, name, created| {
-        let resource = Resource::read(action.kind(), &object(action, name, created, NODE)).unwrap();
+        let resource =
+            MaintenanceResource::read(action.kind(), &object(action, name, created, NODE)).unwrap();
         board.handle(Input::Updated(Box::new(resource)), at(0))
     };
     list(&mut board, Action::Reboot, "younger", 5);
@@ -434,7 +437,7 @@ fn one_resource_of_a_node_at_a_time_and_the_oldest_first() {
         object["status"] = status;
         object["metadata"]["resourceVersion"] = json!("2");
         WriteResult::Done(Box::new(
-            Resource::read(Maintenance::Reboot, &object).unwrap(),
+            MaintenanceResource::read(Maintenance::Reboot, &object).unwrap(),
         ))
     };
     let effects = board.handle(Input::Written(key.clone(), written(status.clone())), at(11));
@@ -478,7 +481,7 @@ fn what_nvsentinel_began_is_watched_and_never_signalled_again() {
     let mut scene = Scene::of(Action::Reboot, object, "");
     scene.node(Some(node("boot-1", true)));
     assert_eq!(scene.asked(), Some(&Question::Ready("i-123".to_owned())));
-    scene.answer(Answer::Ready(Ok(true)));
+    scene.answer(ProviderAnswer::Ready(Ok(true)));
     assert_eq!(scene.ended(), "");
     let since = NodeObservation {
         ready_since: Some(at(-5)),
@@ -521,7 +524,7 @@ fn a_resource_is_kept_for_its_time_after_its_end() {
     ];
     for (annotations, due) in table {
         let object = ended(annotations.clone());
-        let resource = Resource::read(Maintenance::Reboot, &object).unwrap();
+        let resource = MaintenanceResource::read(Maintenance::Reboot, &object).unwrap();
         let default = Some(SignedDuration::from_hours(336));
         let found = resource.due(default);
         assert_eq!(found, due.map(at), "{annotations}");
@@ -541,7 +544,7 @@ fn a_resource_is_kept_for_its_time_after_its_end() {
     // A resource that has not ended is never deleted.
     let mut object = ended(json!({expiry: at(-200), ttl: "1s"}));
     object["status"]["completionTime"] = Value::Null;
-    let resource = Resource::read(Maintenance::Reboot, &object).unwrap();
+    let resource = MaintenanceResource::read(Maintenance::Reboot, &object).unwrap();
     assert_eq!(resource.due(None), None);
 }
 

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use model::node::NodeView;
 use serde_json::Value;
 
-use super::Request;
+use super::ValidationRequest;
 
 /// State of the cluster cluster a request.
 pub struct ClusterView<'a> {
@@ -18,7 +18,7 @@ pub struct ClusterView<'a> {
     /// Namespace of the objects.
     pub namespace: &'a str,
     /// All requests, by name.
-    pub requests: &'a BTreeMap<String, Request>,
+    pub requests: &'a BTreeMap<String, ValidationRequest>,
     /// Names of malformed requests, which still hold their nodes.
     pub unreadable: &'a BTreeSet<String>,
     /// Time of the decision.

@@ -12,7 +12,7 @@ use super::config::ValidationConfiguration;
 use super::gate::NodeRecord;
 use super::groups;
 use super::status::{Attempt, Phase, Skipped, Status, TestGroup};
-use super::{FINALIZER, Request};
+use super::{FINALIZER, ValidationRequest};
 
 /// Reasons of failed attempts, as named by NVSentinel.
 const TEST_FAILED: &str = "TestFailed";
@@ -53,7 +53,7 @@ pub enum Act {
 
 /// Next step of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Step {
+pub struct ValidationStep {
     /// Actions to take. Empty if the request waits.
     pub acts: Vec<Act>,
     /// Time of the next decision if nothing happens before.
@@ -62,7 +62,7 @@ pub struct Step {
 
 /// State of a decision about a request.
 struct Decision<'a> {
-    request: &'a Request,
+    request: &'a ValidationRequest,
     config: &'a ValidationConfiguration,
     cluster: &'a ClusterView<'a>,
     status: Status,
@@ -70,10 +70,10 @@ struct Decision<'a> {
 
 /// Returns the next step of a request.
 pub fn step(
-    request: &Request,
+    request: &ValidationRequest,
     config: &ValidationConfiguration,
     cluster: &ClusterView<'_>,
-) -> Step {
+) -> ValidationStep {
     let decision = Decision {
         request,
         config,
@@ -86,7 +86,7 @@ pub fn step(
 /// Returns the status of a request after the API server has refused the object of a group,
 /// which fails the attempt.
 pub fn refused(
-    request: &Request,
+    request: &ValidationRequest,
     config: &ValidationConfiguration,
     group: usize,
     why: &str,
@@ -106,13 +106,13 @@ pub fn refused(
 // === impl Decision ===
 
 impl Decision<'_> {
-    fn step(mut self) -> Step {
+    fn step(mut self) -> ValidationStep {
         if self.request.deleted {
             return self.leave();
         }
         let acts = self.sweep();
         if !acts.is_empty() || self.request.is_over() {
-            return Step { acts, wake: None };
+            return ValidationStep { acts, wake: None };
         }
         if !self.request.finalizers.iter().any(|one| one == FINALIZER) {
             let mut finalizers = self.request.finalizers.clone();
@@ -126,16 +126,16 @@ impl Decision<'_> {
                 self.write()
             }
             // A request that ended now would leave unknown nodes held.
-            _ if !self.knows_all_nodes() => Step::default(),
+            _ if !self.knows_all_nodes() => ValidationStep::default(),
             Some(Phase::Pending) => self.pending(),
             _ => self.running(),
         }
     }
 
     /// Undoes everything for a request that is being deleted.
-    fn leave(self) -> Step {
+    fn leave(self) -> ValidationStep {
         if !self.request.finalizers.iter().any(|one| one == FINALIZER) {
-            return Step::default();
+            return ValidationStep::default();
         }
         let mut acts = Vec::new();
         let mut has_objects = false;
@@ -148,7 +148,7 @@ impl Decision<'_> {
         }
         // Nodes stay held until none of its tests can be running.
         if has_objects {
-            return Step { acts, wake: None };
+            return ValidationStep { acts, wake: None };
         }
         acts.extend(self.change_nodes(|record| record.remove(&self.request.name, false)));
         if self.knows_all_nodes() {
@@ -156,10 +156,10 @@ impl Decision<'_> {
             finalizers.retain(|one| one != FINALIZER);
             acts.push(Act::Finalizers(finalizers));
         }
-        Step { acts, wake: None }
+        ValidationStep { acts, wake: None }
     }
 
-    fn pending(mut self) -> Step {
+    fn pending(mut self) -> ValidationStep {
         self.status.skipped = Skipped::default();
         let tests = self.tests();
         if let Some(unknown) = tests.iter().find(|name| self.config.test(name).is_none()) {
@@ -174,7 +174,7 @@ impl Decision<'_> {
         // A node records the request before anything else, so that it is released later.
         let acts = self.change_nodes(|record| record.add(&self.request.name, &tests));
         if !acts.is_empty() {
-            return Step { acts, wake: None };
+            return ValidationStep { acts, wake: None };
         }
         let mut waits = Vec::new();
         let mut nodes = Vec::new();
@@ -217,7 +217,7 @@ impl Decision<'_> {
         let mut acts = self.change_nodes(|record| record.activate(&self.request.name));
         self.status.phase = Some(Phase::Running);
         acts.extend(self.write().acts);
-        Step { acts, wake: None }
+        ValidationStep { acts, wake: None }
     }
 
     /// Returns the other request whose tests run on a node, or whose objects still exist there.
@@ -241,7 +241,7 @@ impl Decision<'_> {
 
     /// Ends the request. The nodes are released first, so that nobody has to return to the
     /// request.
-    fn finish(mut self, phase: Phase) -> Step {
+    fn finish(mut self, phase: Phase) -> ValidationStep {
         // Skipped tests do not make up for an earlier failure.
         let passed = !self.status.test_groups.is_empty() && self.status.skipped.tests.is_empty();
         let mut acts = match phase {
@@ -253,11 +253,11 @@ impl Decision<'_> {
         self.status.phase = Some(phase);
         self.status.completion_time = Some(second(self.cluster.now));
         acts.extend(self.write().acts);
-        Step { acts, wake: None }
+        ValidationStep { acts, wake: None }
     }
 
     /// Records what the request waits for.
-    fn wait(mut self, waits: &[String]) -> Step {
+    fn wait(mut self, waits: &[String]) -> ValidationStep {
         let next = self.status.test_groups.iter().filter_map(|group| {
             let provider = self.config.providers.get(&group.provider)?;
             let began = group.attempt()?.start_time;
@@ -272,10 +272,10 @@ impl Decision<'_> {
         } else {
             self.write().acts
         };
-        Step { acts, wake }
+        ValidationStep { acts, wake }
     }
 
-    fn write(self) -> Step {
+    fn write(self) -> ValidationStep {
         of(Act::Status(Box::new(self.status)))
     }
 
@@ -310,8 +310,8 @@ impl Decision<'_> {
     }
 }
 
-fn of(act: Act) -> Step {
-    Step {
+fn of(act: Act) -> ValidationStep {
+    ValidationStep {
         acts: vec![act],
         wake: None,
     }

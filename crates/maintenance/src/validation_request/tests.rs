@@ -127,15 +127,15 @@ impl World {
         self.requests.insert(name.to_owned(), object);
     }
 
-    fn request(&self, name: &str) -> Request {
-        Request::read(&self.requests[name]).unwrap()
+    fn request(&self, name: &str) -> ValidationRequest {
+        ValidationRequest::read(&self.requests[name]).unwrap()
     }
 
     fn status(&self, name: &str) -> Status {
         self.request(name).status
     }
 
-    fn step(&self, name: &str) -> Step {
+    fn step(&self, name: &str) -> ValidationStep {
         let request = self.request(name);
         let observed = request.nodes.iter().filter(|_| !self.has_just_begun);
         let nodes = observed.map(|name| {
@@ -149,7 +149,7 @@ impl World {
             (name.clone(), state)
         });
         let requests = self.requests.values();
-        let requests = requests.map(|object| Request::read(object).unwrap());
+        let requests = requests.map(|object| ValidationRequest::read(object).unwrap());
         let requests = requests.map(|request| (request.name.clone(), request));
         let step = step(
             &request,
@@ -321,7 +321,7 @@ impl World {
     }
 }
 
-fn refused_status(request: &Request, world: &World, group: usize, why: &str) -> Status {
+fn refused_status(request: &ValidationRequest, world: &World, group: usize, why: &str) -> Status {
     refused(request, &world.config, group, why, world.now)
 }
 

@@ -27,7 +27,7 @@ const ACTION: &str = "Recommended Action=";
 
 /// Size limits of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct MessageLimits {
     message: usize,
     compacted: usize,
 }
@@ -54,14 +54,14 @@ struct Piece {
 }
 
 /// Faults of one event that have the same codes.
-struct Part<'a> {
+struct FaultGroup<'a> {
     codes: Vec<&'a str>,
     subjects: Vec<&'a Subject>,
 }
 
-// === impl Limits ===
+// === impl MessageLimits ===
 
-impl Limits {
+impl MessageLimits {
     /// Creates limits of `message` bytes for a message, and of `compacted` bytes for the text
     /// before the action of each fault if the message would be too long. NVSentinel's
     /// `MaxNodeConditionMessageLength` and `CompactedHealthEventMsgLen`.
@@ -89,7 +89,7 @@ impl Limits {
     }
 }
 
-impl Default for Limits {
+impl Default for MessageLimits {
     /// Returns the default limits of NVSentinel.
     fn default() -> Self {
         Self {
@@ -100,7 +100,7 @@ impl Default for Limits {
 }
 
 /// Returns the message for the open faults of one check.
-pub(super) fn render(faults: &[&Fault], limits: &Limits) -> String {
+pub(super) fn render(faults: &[&Fault], limits: &MessageLimits) -> String {
     let pieces = pieces(faults);
     let whole: Vec<String> = pieces.iter().map(Piece::whole).collect();
     if let Some(message) = joined(&whole, limits.message) {
@@ -114,7 +114,7 @@ pub(super) fn render(faults: &[&Fault], limits: &Limits) -> String {
 }
 
 /// Returns the worst fault in words, with the number of other faults.
-pub(super) fn in_words(worst: &Fault, others: usize, limits: &Limits) -> String {
+pub(super) fn in_words(worst: &Fault, others: usize, limits: &MessageLimits) -> String {
     let more = if others == 0 {
         String::new()
     } else {
@@ -163,7 +163,7 @@ fn cut(pieces: &[String], max: usize) -> String {
 
 /// Returns one piece for each event and set of codes, in the order of the faults' opening.
 fn pieces(faults: &[&Fault]) -> Vec<Piece> {
-    let mut events: Vec<(&HealthEvent, Vec<Part<'_>>)> = Vec::new();
+    let mut events: Vec<(&HealthEvent, Vec<FaultGroup<'_>>)> = Vec::new();
     for fault in faults {
         let known = events
             .iter()
@@ -180,7 +180,7 @@ fn pieces(faults: &[&Fault]) -> Vec<Piece> {
             .find(|part| part.subjects == [&fault.subject])
         {
             Some(part) => part.codes.push(&fault.code),
-            None => parts.push(Part {
+            None => parts.push(FaultGroup {
                 codes: vec![&fault.code],
                 subjects: vec![&fault.subject],
             }),
@@ -188,7 +188,7 @@ fn pieces(faults: &[&Fault]) -> Vec<Piece> {
     }
     let mut pieces = Vec::new();
     for (event, parts) in events {
-        let mut merged: Vec<Part<'_>> = Vec::new();
+        let mut merged: Vec<FaultGroup<'_>> = Vec::new();
         for part in parts {
             match merged.iter_mut().find(|known| known.codes == part.codes) {
                 Some(known) => known.subjects.extend(part.subjects),
@@ -203,7 +203,7 @@ fn pieces(faults: &[&Fault]) -> Vec<Piece> {
 // === impl Piece ===
 
 impl Piece {
-    fn of(event: &HealthEvent, part: &Part<'_>) -> Self {
+    fn of(event: &HealthEvent, part: &FaultGroup<'_>) -> Self {
         let mut identity: Vec<String> = part
             .codes
             .iter()

@@ -4,7 +4,7 @@
 use contract::keys;
 use jiff::Timestamp;
 
-use super::Limits;
+use super::MessageLimits;
 use super::message;
 use crate::fault::Fault;
 use crate::reporter::Authority;
@@ -36,7 +36,7 @@ pub struct Occurrence {
 }
 
 /// Returns the occurrences of the open faults, newest first.
-pub fn occurrences(faults: &[Fault], limits: &Limits) -> Vec<Occurrence> {
+pub fn occurrences(faults: &[Fault], limits: &MessageLimits) -> Vec<Occurrence> {
     let mut groups: Vec<(&str, Vec<&Fault>)> = Vec::new();
     for fault in faults.iter().filter(|fault| !fault.event.is_fatal) {
         let key = fault.opened_by.as_str();

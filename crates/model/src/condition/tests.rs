@@ -78,7 +78,7 @@ fn condition(kind: &str, status: &str, reason: &str, message: &str) -> serde_jso
 
 fn options(summary: bool) -> Options {
     Options {
-        limits: Limits::default(),
+        limits: MessageLimits::default(),
         summary,
     }
 }
@@ -261,8 +261,8 @@ fn what_the_limit_cuts_off_is_not_forgotten() {
 
 #[test]
 fn too_long_a_list_is_compacted_first_and_then_cut_at_the_limit() {
-    let limits = |message| Limits::new(message, 72).unwrap();
-    let render = |events: Vec<HealthEvent>, limits: Limits| {
+    let limits = |message| MessageLimits::new(message, 72).unwrap();
+    let render = |events: Vec<HealthEvent>, limits: MessageLimits| {
         let book = book(events);
         let faults: Vec<&Fault> = book.faults(NODE).iter().collect();
         message::render(&faults, &limits)
@@ -546,17 +546,20 @@ fn what_monitors_say_stands_before_what_users_say() {
     }
     events.rotate_right(1);
     let book = book(events);
-    let found = occurrences(book.faults(NODE), &Limits::default());
+    let found = occurrences(book.faults(NODE), &MessageLimits::default());
     assert_eq!(found.len(), crate::condition::MAX_OCCURRENCES / 2 + 1);
     assert!(found.iter().any(|one| one.message.contains("real")));
 }
 
 #[test]
 fn limits_that_cannot_be_kept_are_refused() {
-    assert_eq!(Limits::new(10, 72), Err(LimitsError::Message(10)));
-    assert_eq!(Limits::new(20_000, 72), Err(LimitsError::Long(20_000)));
-    assert_eq!(Limits::new(1024, 0), Err(LimitsError::Compacted));
-    assert_eq!(Limits::new(1024, 72), Ok(Limits::default()));
+    assert_eq!(MessageLimits::new(10, 72), Err(LimitsError::Message(10)));
+    assert_eq!(
+        MessageLimits::new(20_000, 72),
+        Err(LimitsError::Long(20_000))
+    );
+    assert_eq!(MessageLimits::new(1024, 0), Err(LimitsError::Compacted));
+    assert_eq!(MessageLimits::new(1024, 72), Ok(MessageLimits::default()));
 }
 
 #[test]

@@ -54,7 +54,7 @@ pub struct FaultBook {
 
 /// Effect of an event on the book.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Change {
+pub enum FaultChange {
     /// A fault with this title was opened.
     Opened(String),
     /// The fault with this title was reported again.
@@ -119,14 +119,14 @@ impl FaultBook {
     }
 
     /// Records an event. Events at or before the last recorded position change nothing.
-    pub fn record(&mut self, record: &EventRecord) -> Vec<Change> {
+    pub fn record(&mut self, record: &EventRecord) -> Vec<FaultChange> {
         if record.seq <= self.applied {
-            return vec![Change::Ignored(Ignored::AlreadyRecorded)];
+            return vec![FaultChange::Ignored(Ignored::AlreadyRecorded)];
         }
         self.applied = record.seq;
         let event = &record.event;
         if let Some(ignored) = Ignored::by_event(event) {
-            return vec![Change::Ignored(ignored)];
+            return vec![FaultChange::Ignored(ignored)];
         }
         let authority = Authority::of(event);
         self.reported
@@ -204,11 +204,11 @@ impl FaultBook {
         self.reported.of(node)
     }
 
-    fn open(&mut self, record: &EventRecord) -> Vec<Change> {
+    fn open(&mut self, record: &EventRecord) -> Vec<FaultChange> {
         let event = &record.event;
         if self.nodes.len() >= MAX_FAULTY_NODES && !self.nodes.contains_key(&event.node_name) {
             self.overflow += 1;
-            return vec![Change::Ignored(Ignored::Overflow)];
+            return vec![FaultChange::Ignored(Ignored::Overflow)];
         }
         let subjects = Subject::of_entities(&event.entities_impacted);
         let mut changes = self.refresh(record, &subjects);
@@ -234,12 +234,12 @@ impl FaultBook {
             let Some(chosen) = capacity::choose(faults, event, None, size) else {
                 // The other faults of the event have no room either.
                 self.note_missed(node, Authority::of(event), record.seq, size);
-                changes.push(Change::Ignored(Ignored::Overflow));
+                changes.push(FaultChange::Ignored(Ignored::Overflow));
                 break;
             };
             let gone = capacity::remove(faults, &chosen);
             let fault = Fault::new(record, code, subject.clone());
-            changes.push(Change::Opened(fault.title()));
+            changes.push(FaultChange::Opened(fault.title()));
             faults.push(fault);
             self.note_evicted(node, &gone);
         }
@@ -247,7 +247,7 @@ impl FaultBook {
     }
 
     /// Refreshes the open faults that an event reports.
-    fn refresh(&mut self, record: &EventRecord, subjects: &[Subject]) -> Vec<Change> {
+    fn refresh(&mut self, record: &EventRecord, subjects: &[Subject]) -> Vec<FaultChange> {
         let event = &record.event;
         let mut changes = Vec::new();
         let Some(faults) = self.nodes.get_mut(&event.node_name) else {
@@ -288,14 +288,14 @@ impl FaultBook {
         changes
     }
 
-    fn close(&mut self, record: &EventRecord) -> Vec<Change> {
+    fn close(&mut self, record: &EventRecord) -> Vec<FaultChange> {
         let event = &record.event;
         let mut changes = Vec::new();
         let mut ignored = Ignored::NothingToClose;
         self.closed.healed_again(record);
         if let Some(faults) = self.nodes.get_mut(&event.node_name) {
             for fault in faults.extract_if(.., |fault| fault.closed_by(event)) {
-                changes.push(Change::Closed(fault.title()));
+                changes.push(FaultChange::Closed(fault.title()));
                 self.closed.note(fault, record);
             }
             if faults.iter().any(|fault| fault.healed_by(event)) {
@@ -306,7 +306,7 @@ impl FaultBook {
             }
         }
         if changes.is_empty() {
-            changes.push(Change::Ignored(ignored));
+            changes.push(FaultChange::Ignored(ignored));
         }
         changes
     }
@@ -328,8 +328,8 @@ pub fn clears_on_reboot(action: i32) -> bool {
     )
 }
 
-fn note_once(changes: &mut Vec<Change>, ignored: Ignored) {
-    let change = Change::Ignored(ignored);
+fn note_once(changes: &mut Vec<FaultChange>, ignored: Ignored) {
+    let change = FaultChange::Ignored(ignored);
     if changes.last() != Some(&change) {
         changes.push(change);
     }
@@ -421,7 +421,7 @@ impl Fault {
     /// Refreshes the fault with another report. The gravest event keeps standing for the fault:
     /// a fatal fault stays fatal until it is closed. Without `room` for the event of the
     /// report, the current event stays.
-    fn refresh(&mut self, record: &EventRecord, subject: &Subject, room: bool) -> Change {
+    fn refresh(&mut self, record: &EventRecord, subject: &Subject, room: bool) -> FaultChange {
         let seen = Sightings::of(&record.event, record.created_at).by(record.created_at);
         self.first_seen = self.first_seen.min(seen.first);
         self.last_seen = self.last_seen.max(seen.last);
@@ -435,9 +435,9 @@ impl Fault {
             self.bytes = self.event.encoded_len();
         }
         if escalated {
-            Change::Escalated(self.title())
+            FaultChange::Escalated(self.title())
         } else {
-            Change::Refreshed(self.title())
+            FaultChange::Refreshed(self.title())
         }
     }
 

@@ -13,7 +13,7 @@ use crate::{EventVariable, MAX_POLICY_COST, NodeVariable, RuleSet, RuleSetAnswer
 const MAX_USERS_COST: u64 = MAX_POLICY_COST + MAX_POLICY_COST / 4;
 
 /// Answers of all rule sets about one event, with their names.
-pub(super) type Answers = Vec<(String, RuleSetAnswer)>;
+pub(super) type RuleSetAnswers = Vec<(String, RuleSetAnswer)>;
 
 /// Returns the answers of the rule sets by event id. `faults` is sorted, gravest first.
 ///
@@ -24,7 +24,7 @@ pub(super) fn judge<'a>(
     faults: impl Iterator<Item = &'a Fault>,
     rule_sets: &[&RuleSet],
     node: impl Fn() -> &'a NodeVariable,
-) -> BTreeMap<&'a str, Answers> {
+) -> BTreeMap<&'a str, RuleSetAnswers> {
     let rules = rule_sets
         .iter()
         .flat_map(|set| set.all.iter().chain(&set.any));

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use model::fault::Fault;
 use model::node::NodeView;
 
-use super::judge::Answers;
+use super::judge::RuleSetAnswers;
 use crate::{Routed, RuleSet, RuleSetAnswer};
 
 /// Decision about one open fault. Formatted for people.
@@ -97,7 +97,7 @@ pub fn is_notice(fault: &Fault, rulings: &[FaultRuling]) -> bool {
 impl Ruling {
     /// Returns the decision of the rules about a fault.
     pub(super) fn judged(
-        answers: &BTreeMap<&str, Answers>,
+        answers: &BTreeMap<&str, RuleSetAnswers>,
         fault: &Fault,
         rule_sets: &[RuleSet],
     ) -> Self {

@@ -25,7 +25,7 @@ const ONE_STRANGER: usize = 8;
 const RESERVED: u64 = 1536;
 
 /// Connection limits of one server.
-pub(super) struct Places {
+pub(super) struct ConnectionPlaces {
     most: usize,
     taken: Mutex<Taken>,
     freed: Notify,
@@ -45,15 +45,15 @@ struct Count {
 }
 
 /// Place of one connection, until dropped.
-pub(super) struct Place {
-    of: Arc<Places>,
+pub(super) struct ConnectionPlace {
+    of: Arc<ConnectionPlaces>,
     address: IpAddr,
     is_stranger: bool,
 }
 
-// === impl Places ===
+// === impl ConnectionPlaces ===
 
-impl Places {
+impl ConnectionPlaces {
     pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
             most: most.max(ONE_STRANGER),
@@ -75,7 +75,7 @@ impl Places {
 
     /// Takes a place for a connection that is not secured yet. The error names the limit that
     /// is reached.
-    pub(super) fn take(self: &Arc<Self>, address: IpAddr) -> Result<Place, &'static str> {
+    pub(super) fn take(self: &Arc<Self>, address: IpAddr) -> Result<ConnectionPlace, &'static str> {
         let address = network(address);
         let mut taken = self.taken();
         let own = taken.by_address.get(&address).copied().unwrap_or_default();
@@ -93,7 +93,7 @@ impl Places {
             count.strangers += 1;
         });
         drop(taken);
-        Ok(Place {
+        Ok(ConnectionPlace {
             of: Arc::clone(self),
             address,
             is_stranger: true,
@@ -118,9 +118,9 @@ impl Taken {
     }
 }
 
-// === impl Place ===
+// === impl ConnectionPlace ===
 
-impl Place {
+impl ConnectionPlace {
     /// Marks the connection as secured.
     pub(super) fn is_secured(&mut self) {
         if std::mem::take(&mut self.is_stranger) {
@@ -130,7 +130,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let is_stranger = usize::from(self.is_stranger);
         self.of.taken().count(self.address, |count| {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     /// Takes places until none is left.
-    fn all(places: &Arc<Places>, of: &str) -> Vec<Place> {
+    fn all(places: &Arc<ConnectionPlaces>, of: &str) -> Vec<ConnectionPlace> {
         std::iter::from_fn(|| places.take(address(of)).ok()).collect()
     }
 
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn strangers_leave_places_to_those_who_are_secured() {
-        let places = Places::new(64);
+        let places = ConnectionPlaces::new(64);
         let one = all(&places, "192.0.2.1");
         let two = all(&places, "192.0.2.2");
         assert_eq!((one.len(), two.len()), (8, 8));
@@ -204,12 +204,12 @@ mod tests {
 
     #[test]
     fn the_addresses_of_one_network_are_one() {
-        let places = Places::new(64);
+        let places = ConnectionPlaces::new(64);
         let held = all(&places, "2001:db8::1");
         assert_eq!(held.len(), 8);
         assert_eq!(all(&places, "2001:db8::2").len(), 0);
         assert_eq!(all(&places, "2001:db8:0:1::2").len(), 8);
-        let places = Places::new(64);
+        let places = ConnectionPlaces::new(64);
         let held = all(&places, "192.0.2.1");
         assert_eq!(all(&places, "::ffff:192.0.2.1").len(), 0);
         drop(held);
@@ -217,8 +217,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_place_that_becomes_free_is_noticed() {
-        let places = Places::new(8);
-        let mut held: Vec<Place> = Vec::new();
+        let places = ConnectionPlaces::new(8);
+        let mut held: Vec<ConnectionPlace> = Vec::new();
         for host in 0..8 {
             let mut place = places.take(address(&format!("192.0.2.{host}"))).unwrap();
             place.is_secured();

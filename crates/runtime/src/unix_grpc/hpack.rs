@@ -38,7 +38,7 @@ pub(super) struct Fields {
     is_huffman: bool,
     /// True once an octet of the value has been replaced.
     is_repaired: bool,
-    code: Code,
+    code: HuffmanCode,
 }
 
 /// Part of a field that the next octet belongs to.
@@ -59,7 +59,7 @@ enum Part {
 
 /// Bits of a Huffman code received so far.
 #[derive(Default)]
-struct Code {
+struct HuffmanCode {
     bits: u32,
     length: usize,
     /// Lowest code of this length.
@@ -141,7 +141,7 @@ impl Fields {
             }
             Part::ValueLength => {
                 self.is_repaired = false;
-                self.code = Code::default();
+                self.code = HuffmanCode::default();
                 Part::Value
             }
             _ => Part::Begin,
@@ -162,9 +162,9 @@ impl Fields {
     }
 }
 
-// === impl Code ===
+// === impl HuffmanCode ===
 
-impl Code {
+impl HuffmanCode {
     /// Processes the next octet of a Huffman-coded text and returns its replacement.
     fn repaired(&mut self, mut octet: u8) -> u8 {
         for bit in (0..8).rev() {

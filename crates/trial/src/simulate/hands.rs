@@ -6,7 +6,7 @@ use model::node::{NodeChange, Taint};
 use model::ownership::Ownership;
 use serde_json::json;
 
-use super::happening::{Hand, Machine};
+use super::happening::{Hand, MachineChange};
 use super::node::{FOREIGN, SimNode};
 
 /// Time after a boot when a machine may uncordon its node.
@@ -63,11 +63,16 @@ impl SimNode {
     }
 
     /// Changes the node as a machine. `begun` means that its remediation has started.
-    pub(super) fn change_by_machine(&mut self, machine: Machine, begun: bool, now: Timestamp) {
+    pub(super) fn change_by_machine(
+        &mut self,
+        machine: MachineChange,
+        begun: bool,
+        now: Timestamp,
+    ) {
         match machine {
-            Machine::Boots => self.boot(now),
+            MachineChange::Boots => self.boot(now),
             // Nodes that a person cordoned are left alone here.
-            Machine::Uncordons if self.view.unschedulable && !self.cordoned_by_hand => {
+            MachineChange::Uncordons if self.view.unschedulable && !self.cordoned_by_hand => {
                 let booted = (self.booted).is_some_and(|at| now.duration_since(at) < LOADS_WITHIN);
                 if booted || begun {
                     self.change(&NodeChange {
@@ -77,7 +82,7 @@ impl SimNode {
                     self.uncordoned_by_machine = true;
                 }
             }
-            Machine::Uncordons => {}
+            MachineChange::Uncordons => {}
         }
     }
 }

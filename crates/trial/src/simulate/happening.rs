@@ -73,7 +73,7 @@ pub(super) enum Hand {
 
 /// Change of a node by a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Machine {
+pub(super) enum MachineChange {
     /// Node boots with a new boot id.
     Boots,
     /// Driver loader uncordons the node, as it does after a boot and during a remediation.
@@ -136,7 +136,7 @@ pub(super) enum Happening {
     /// Person changes a node.
     Hand(usize, Hand),
     /// Machine changes a node.
-    Machine(usize, Machine),
+    Machine(usize, MachineChange),
     /// Person pauses new quarantines, with or without remediations, or ends the pause.
     Pause(Option<bool>),
     /// Controller reads the switches that people set, which it does not know right after a
@@ -203,7 +203,7 @@ impl Happening {
             38..41 => Self::Janitor(dice.below(4), Work::any(dice)),
             41 if dice.once_in(6) => Self::Deleted(dice.below(4)),
             41 => Self::Named(dice.below(4)),
-            42..44 => Self::Machine(dice.below(NODES), Machine::any(dice)),
+            42..44 => Self::Machine(dice.below(NODES), MachineChange::any(dice)),
             44..48 => Self::ReadSwitches,
             48 if dice.once_in(6) => Self::RuleDeleted(dice.below(4)),
             48 if dice.once_in(8) => Self::Time(-seconds(dice.below(7200))),
@@ -304,7 +304,7 @@ impl Work {
     }
 }
 
-impl Machine {
+impl MachineChange {
     fn any(dice: &mut Dice) -> Self {
         if dice.once_in(3) {
             Self::Boots
@@ -362,8 +362,8 @@ impl fmt::Display for Happening {
                 write!(f, "the controller crashes, and restarts with {memory}")
             }
             Self::Hand(node, hand) => write!(f, "n{node}: {hand}"),
-            Self::Machine(node, Machine::Boots) => write!(f, "n{node}: it boots"),
-            Self::Machine(node, Machine::Uncordons) => {
+            Self::Machine(node, MachineChange::Boots) => write!(f, "n{node}: it boots"),
+            Self::Machine(node, MachineChange::Uncordons) => {
                 write!(f, "n{node}: its driver loader uncordons it")
             }
             Self::Pause(Some(false)) => write!(f, "new quarantines are paused"),

@@ -13,13 +13,13 @@ use model::event::normalise;
 use model::ownership::Ownership;
 
 use super::happening::Broken;
-use super::happening::{Fate, Hand, Machine, Memory, NODES, Symptom};
+use super::happening::{Fate, Hand, MachineChange, Memory, NODES, Symptom};
 use super::node::{SimNode, name};
 use super::resources::Resources;
 use super::rules::{Rules, slice, uuid};
 use super::setup::{Configuration, Setup};
 use super::store::Store;
-use requests::Request;
+use requests::PendingRequest;
 
 pub(super) mod judge;
 mod pods;
@@ -37,7 +37,7 @@ pub(super) struct World {
     pub(super) nodes: Vec<SimNode>,
     pub(super) store: Store,
     saved: Option<SavedState>,
-    pending: Vec<Request>,
+    pending: Vec<PendingRequest>,
     /// True if the controller received input since its last decision.
     has_input: bool,
     pub(super) now: Timestamp,
@@ -219,31 +219,33 @@ impl World {
                         judge::release(node, &planned, begun, self.now)?;
                         judge::drained(self, node, &planned)?;
                     }
-                    self.pending.push(Request::Patch(planned));
+                    self.pending.push(PendingRequest::Patch(planned));
                 }
                 Effect::RemovePod(planned) => {
                     judge::removal(self, &planned)?;
-                    self.pending.push(Request::Remove(planned));
+                    self.pending.push(PendingRequest::Remove(planned));
                 }
                 Effect::RequestCheckpoint(planned) => {
                     judge::checkpoint(self, &planned)?;
-                    self.pending.push(Request::Checkpoint(planned));
+                    self.pending.push(PendingRequest::Checkpoint(planned));
                 }
                 Effect::ChangeRule(planned) => {
                     judge::rule(self, &planned)?;
-                    self.pending.push(Request::Rule(planned));
+                    self.pending.push(PendingRequest::Rule(planned));
                 }
-                Effect::LookUp { node, ids } => self.pending.push(Request::LookUp(node, ids)),
+                Effect::LookUp { node, ids } => {
+                    self.pending.push(PendingRequest::LookUp(node, ids));
+                }
                 Effect::Append { node, events, .. } => {
-                    self.pending.push(Request::Append(node, events));
+                    self.pending.push(PendingRequest::Append(node, events));
                 }
                 Effect::WatchPods { node, watch } => self.follow(&node, watch),
                 Effect::CreateResource(planned) => {
                     judge::created(self, &planned)?;
-                    self.pending.push(Request::Make(planned));
+                    self.pending.push(PendingRequest::Make(planned));
                 }
                 Effect::DeleteResource { attempt, begun, .. } => {
-                    self.pending.push(Request::Withdraw(attempt, begun));
+                    self.pending.push(PendingRequest::Withdraw(attempt, begun));
                 }
                 Effect::WatchResource {
                     node, name, watch, ..
@@ -346,7 +348,7 @@ impl World {
     }
 
     /// Lets a machine change a node.
-    pub(super) fn change_by_machine(&mut self, index: usize, machine: Machine) {
+    pub(super) fn change_by_machine(&mut self, index: usize, machine: MachineChange) {
         let now = self.now;
         if let Some(node) = self.nodes.get_mut(index) {
             let begun = self.resources.is_begun(&node.view);

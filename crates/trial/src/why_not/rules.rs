@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use contract::keys;
 use fleet::Situation;
-use fleet::session::{Observed, dismissal};
+use fleet::session::{ObservedNode, dismissal};
 use model::fault::Fault;
 use model::node::NodeView;
 use policy::assess::{Dismissal, DismissedBy, FaultRuling, Ruling, assess, is_notice};
@@ -26,7 +26,7 @@ pub(super) fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
             .fix("gpuwarden status says why the policy cannot be read");
         return (vec![check], 0);
     };
-    let unknown = Observed::of(Arc::new(NodeView::unknown(situation.node)));
+    let unknown = ObservedNode::of(Arc::new(NodeView::unknown(situation.node)));
     let observed = situation.observed.unwrap_or(&unknown);
     let node = observed.view.as_ref();
     let mut faults: Vec<&Fault> = situation.faults.iter().collect();

@@ -86,7 +86,7 @@ fn ask(world: &World) -> WhyNot {
         listed: world.listed,
         error: Some("refused"),
     });
-    let observed = world.node.clone().map(Arc::new).map(Observed::of);
+    let observed = world.node.clone().map(Arc::new).map(ObservedNode::of);
     let situation = Situation {
         node: "n1",
         is_own: false,

@@ -17,7 +17,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::kept::{Key, MemoryBudget};
+use crate::kept::{MemoryBudget, ObjectKey};
 use crate::seen::WatchedMap;
 
 /// Most concurrent reads of `ConfigMap`s.
@@ -37,7 +37,7 @@ pub(super) struct Rosters {
 
 #[derive(Default)]
 struct State {
-    gangs: BTreeMap<Key, Arc<Entry>>,
+    gangs: BTreeMap<ObjectKey, Arc<Entry>>,
     memory: MemoryBudget,
 }
 
@@ -111,7 +111,7 @@ impl Rosters {
         cancel.run_until_cancelled(follow).await;
     }
 
-    fn changed(&self, key: &Key) {
+    fn changed(&self, key: &ObjectKey) {
         let entry = self.lock().gangs.get(key).cloned();
         if let Some(entry) = entry {
             entry.changed();
@@ -133,13 +133,13 @@ impl Rosters {
     }
 
     /// Returns a receiver of the gang's changes from now on.
-    pub(super) fn changes(&self, key: &Key) -> Changes {
+    pub(super) fn changes(&self, key: &ObjectKey) -> Changes {
         Changes(self.entry(key).changed.subscribe())
     }
 
     /// Returns the current contents of a gang, or the last known ones if the API server fails;
     /// `None` if the `ConfigMap` does not exist.
-    pub(super) async fn contents(&self, key: &Key) -> Option<Arc<Contents>> {
+    pub(super) async fn contents(&self, key: &ObjectKey) -> Option<Arc<Contents>> {
         let entry = self.entry(key);
         let _one = entry.reading.lock().await;
         {
@@ -178,7 +178,7 @@ impl Rosters {
     }
 
     /// Records the size of a gang, and evicts others if there is no room.
-    fn record(&self, key: &Key, contents: Option<&Contents>) {
+    fn record(&self, key: &ObjectKey, contents: Option<&Contents>) {
         let mut state = self.lock();
         let Some(contents) = contents else {
             return state.memory.remove(key);
@@ -193,7 +193,7 @@ impl Rosters {
     }
 
     /// Returns the entry of a gang, and marks it as requested now.
-    fn entry(&self, key: &Key) -> Arc<Entry> {
+    fn entry(&self, key: &ObjectKey) -> Arc<Entry> {
         let mut state = self.lock();
         state.memory.touch(key);
         if let Some(entry) = state.gangs.get(key) {

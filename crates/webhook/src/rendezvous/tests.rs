@@ -117,7 +117,7 @@ async fn a_pod_hears_of_its_whole_gang_as_the_answer_is_read() {
     let meeting = Meeting::start().await;
     meeting.pods(&["a", "b", "z"]);
     // The `ConfigMap` does not exist yet.
-    let nothing = serde_json::to_value(Answer::default()).expect("JSON");
+    let nothing = serde_json::to_value(RendezvousAnswer::default()).expect("JSON");
     let (status, body) = meeting.ask("a", MAP, 0).await;
     let received: Value = serde_json::from_str(&body).expect("JSON");
     assert_eq!((status, received), (200, nothing));
@@ -125,11 +125,11 @@ async fn a_pod_hears_of_its_whole_gang_as_the_answer_is_read() {
     meeting.rendezvous.rosters.all_changed();
     let (status, body) = meeting.ask("a", MAP, 0).await;
     assert_eq!(status, 200, "{body}");
-    let answer: Answer = serde_json::from_str(&body).expect("an answer");
+    let answer: RendezvousAnswer = serde_json::from_str(&body).expect("an answer");
     assert_eq!(json!(answer.data), data(&["a", "b"], 2));
     assert!(answer.secret.is_some() && !answer.full);
     let (_, body) = meeting.ask("z", MAP, 0).await;
-    let answer: Answer = serde_json::from_str(&body).expect("an answer");
+    let answer: RendezvousAnswer = serde_json::from_str(&body).expect("an answer");
     assert!(answer.full && answer.secret.is_none() && answer.data.is_empty());
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use diagnosis::gpu::Nvlink;
 use fakes::{FakeLink, Scenario};
 use host::boot::BootId;
-use host::library::Places;
+use host::library::LibraryPlaces;
 use host::nvml::Nvml;
 use serde_json::{Value, json};
 
@@ -316,9 +316,9 @@ async fn it_follows_the_driver() {
         ..FakeLink::default()
     }];
     let library = fakes::install(bench.0.path(), &scenario).unwrap();
-    let places = Places {
+    let places = LibraryPlaces {
         path: Some(library),
-        ..Places::default()
+        ..LibraryPlaces::default()
     };
     let nvml = Nvml::open(&places, Box::new(|_, _| {})).unwrap();
     let (seen, inventory) = watch::channel(Inventory::default());

@@ -2,7 +2,7 @@
 
 use diagnosis::gpu::checks::{Health, Remembered};
 use fakes::{Fabric, FakeGpu, FakeLink, FakePartition, Scenario};
-use host::library::Places;
+use host::library::LibraryPlaces;
 use host::nvml::Nvml;
 
 use super::*;
@@ -112,7 +112,7 @@ fn poll(nvml: &Nvml, health: &mut Health, from: u64, seconds: u64) -> Vec<String
         let now = Duration::from_secs(from + second);
         changes.extend(health.take(&inventory, &readings, now));
     }
-    let short = |change: &Change| {
+    let short = |change: &ProblemChange| {
         let sign = if change.message.is_some() { '+' } else { '-' };
         let gpu = change.gpu.as_ref().map(|gpu| gpu.index);
         format!("{sign}{} {}", gpu.unwrap_or_default(), change.code)
@@ -124,12 +124,12 @@ fn poll(nvml: &Nvml, health: &mut Health, from: u64, seconds: u64) -> Vec<String
 fn what_the_driver_tells_becomes_the_problem_that_it_is_and_ends() {
     for (differs, codes) in CASES {
         let directory = tempfile::tempdir().unwrap();
-        let places = Places {
+        let places = LibraryPlaces {
             path: Some(fakes::install(directory.path(), &machine()).unwrap()),
             driver_root: None,
         };
         let nvml = Nvml::open(&places, Box::new(|_, _| {})).unwrap();
-        let mut health = Health::new(Limits::default(), Remembered::default());
+        let mut health = Health::new(CheckLimits::default(), Remembered::default());
         assert_eq!(poll(&nvml, &mut health, 0, 400), [""; 0], "{codes:?}");
 
         let mut scenario = machine();

@@ -1,6 +1,6 @@
 //! Tests of descriptions of the machine's devices, on the events of the log.
 
-use super::{Bench, Machine, xid};
+use super::{Bench, MachineGpus, xid};
 
 #[tokio::test]
 async fn what_is_known_of_the_gpus_is_read_again_when_it_changes() {
@@ -78,7 +78,7 @@ async fn what_the_driver_says_of_the_gpus_goes_before_the_file() {
     bench.append(&xid(79, 2));
     let running = bench.start();
     bench.stored_at_least(1).await;
-    let machine = Machine::parse(&gpu("GPU-driver")).unwrap();
+    let machine = MachineGpus::parse(&gpu("GPU-driver")).unwrap();
     bench.machine.send_replace(Some(machine));
     // A broken file does not matter now.
     std::fs::write(&path, "{").unwrap();

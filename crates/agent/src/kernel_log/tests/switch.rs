@@ -1,7 +1,7 @@
 //! Tests of a switch's faults: their names, and their recovery.
 
 use contract::Entity;
-use model::condition::{Limits, Options, changes};
+use model::condition::{MessageLimits, Options, changes};
 use model::fault::FaultBook;
 use model::node::NodeView;
 
@@ -30,7 +30,7 @@ fn a_switch_is_named_with_its_function_and_is_the_same_without_it() {
     open.record(&record(1, &event));
     let node = NodeView::from_object(serde_json::json!({"metadata": {"name": "n1"}})).unwrap();
     let options = Options {
-        limits: Limits::default(),
+        limits: MessageLimits::default(),
         summary: false,
     };
     let changes = changes(

@@ -10,7 +10,7 @@ use super::super::topology::{self, File};
 use super::Collective;
 use crate::refusal::Variables;
 use crate::worker::{
-    FromWorker, Join, Launcher, Libraries, Measured, Request, SeenGpu, Worker, WorkerFailure,
+    FromWorker, Join, Launcher, Libraries, Measured, SeenGpu, Worker, WorkerFailure, WorkerRequest,
 };
 
 /// NCCL on the devices of this container.
@@ -55,7 +55,7 @@ impl Nccl {
 
     async fn ask(
         &mut self,
-        request: &Request,
+        request: &WorkerRequest,
         until: Instant,
     ) -> Result<FromWorker, WorkerFailure> {
         let worker = match self.worker.take() {
@@ -71,7 +71,7 @@ impl Nccl {
 impl Collective for Nccl {
     async fn devices(&mut self, until: Instant) -> Result<(u32, Vec<SeenGpu>), WorkerFailure> {
         let gpus = match self
-            .ask(&Request::Gpus(self.libraries.clone()), until)
+            .ask(&WorkerRequest::Gpus(self.libraries.clone()), until)
             .await
         {
             Ok(FromWorker::Gpus(gpus)) => gpus,
@@ -83,7 +83,7 @@ impl Collective for Nccl {
         };
         self.over();
         let answer = self
-            .ask(&Request::Devices(self.libraries.clone()), until)
+            .ask(&WorkerRequest::Devices(self.libraries.clone()), until)
             .await;
         self.over();
         match answer? {
@@ -99,7 +99,7 @@ impl Collective for Nccl {
     async fn lead(&mut self, until: Instant) -> Result<String, WorkerFailure> {
         self.over();
         match self
-            .ask(&Request::Id(self.libraries.clone()), until)
+            .ask(&WorkerRequest::Id(self.libraries.clone()), until)
             .await?
         {
             FromWorker::Id(id) => Ok(id),
@@ -116,9 +116,9 @@ impl Collective for Nccl {
         let (libraries, benchmark) = (self.libraries.clone(), test.benchmark.clone());
         let request = if test.ranks < 2 {
             // One device has no peer to reduce with; its memory can be tested.
-            Request::Copy(libraries, benchmark)
+            WorkerRequest::Copy(libraries, benchmark)
         } else {
-            Request::AllReduce(libraries, join, benchmark)
+            WorkerRequest::AllReduce(libraries, join, benchmark)
         };
         match self.ask(&request, until).await? {
             FromWorker::Measured(measured) => Ok(measured),

@@ -106,7 +106,7 @@ async fn verdicts_of(played: &[Played]) -> Vec<MemberVerdict> {
     let members: Vec<Member> = members.collect();
     let key = GangKey::new(b"secret");
     let formed = Instant::now() + Duration::from_secs(60);
-    let plan = Plan {
+    let plan = ExaminationPlan {
         formed,
         timeout: Duration::from_secs(60),
         benchmark: Benchmark {

@@ -3,8 +3,8 @@
 use preflight::roster::Member;
 
 use super::super::messages::{Hello, MemberVerdict, VerdictKind};
-use super::super::search::Found;
-use super::{Judged, Odd, Plan};
+use super::super::search::Conclusion;
+use super::{ExaminationPlan, Judged, Odd};
 use crate::verdict;
 use crate::worker::{Measured, WorkerFailure};
 
@@ -96,7 +96,7 @@ impl Names {
     /// Returns the verdicts after a search. Members in `odd` are not blamed.
     pub(super) fn found(
         &self,
-        found: &Found,
+        found: &Conclusion,
         odd: &Odd,
         text: &str,
         whole: &Judged,
@@ -173,7 +173,7 @@ fn is_refused(whole: &Judged) -> bool {
 }
 
 /// Describes the test of the whole gang, for people.
-pub(super) fn describe(whole: &Judged, ranks: u32, plan: &Plan) -> String {
+pub(super) fn describe(whole: &Judged, ranks: u32, plan: &ExaminationPlan) -> String {
     let threshold = &plan.threshold;
     if ranks < 2 {
         return match (&whole.failure, whole.gb_s) {

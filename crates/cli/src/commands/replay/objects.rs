@@ -16,7 +16,7 @@ pub(super) struct Objects<R> {
 
 /// An object of the stream, or an error in its place.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Object {
+pub(super) struct StreamObject {
     /// Line of the beginning, from 1.
     pub(super) line: u64,
     /// Text of the object, or the error.
@@ -51,7 +51,7 @@ impl<R: BufRead> Objects<R> {
     }
 
     /// Reads the next object; `None` at the end.
-    pub(super) fn next(&mut self) -> io::Result<Option<Object>> {
+    pub(super) fn next(&mut self) -> io::Result<Option<StreamObject>> {
         let mut begun: Option<Begun> = None;
         let mut stray: Option<u64> = None;
         let mut at_line_start = false;
@@ -65,7 +65,7 @@ impl<R: BufRead> Objects<R> {
                     .take()
                     .map(|line| (line, "begins a list without an end"));
                 let left = cut.or(stray).or(open);
-                return Ok(left.map(|(line, what)| Object {
+                return Ok(left.map(|(line, what)| StreamObject {
                     line,
                     text: Err(what),
                 }));
@@ -81,7 +81,7 @@ impl<R: BufRead> Objects<R> {
                     None => false,
                 };
                 if cut && let Some(begun) = begun.take() {
-                    done = Some(Object {
+                    done = Some(StreamObject {
                         line: begun.line,
                         text: Err("is cut off"),
                     });
@@ -102,7 +102,7 @@ impl<R: BufRead> Objects<R> {
                             } else {
                                 Ok(whole.text)
                             };
-                            done = Some(Object {
+                            done = Some(StreamObject {
                                 line: whole.line,
                                 text,
                             });
@@ -113,7 +113,7 @@ impl<R: BufRead> Objects<R> {
                         if let Some(line) = stray.take() {
                             // Report the stray text first; the next call reads the object.
                             used -= 1;
-                            done = Some(Object {
+                            done = Some(StreamObject {
                                 line,
                                 text: Err(STRAY),
                             });

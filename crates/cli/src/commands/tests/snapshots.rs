@@ -21,7 +21,7 @@ use model::journal::JournalEntry;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use trial::simulate::{Report, Violation};
+use trial::simulate::{SimulationReport, Violation};
 
 use super::*;
 use crate::args::Cli;
@@ -337,7 +337,7 @@ fn drain_plan() {
 
 #[test]
 fn simulate_with_a_violation() {
-    let mut report = Report {
+    let mut report = SimulationReport {
         seed: 7,
         steps: 250,
         sessions: 3,

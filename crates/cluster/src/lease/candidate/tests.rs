@@ -1,25 +1,25 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::fake::{self, Answer};
+use crate::fake::{self, FakeAnswer};
 
 fn lease(version: u32, holder: &str) -> String {
     let metadata = json!({"name": "c", "resourceVersion": version.to_string()});
     json!({"metadata": metadata, "spec": {"holderIdentity": holder}}).to_string()
 }
 
-fn failure(code: u16, message: &str) -> Answer {
+fn failure(code: u16, message: &str) -> FakeAnswer {
     let status = json!({"kind": "Status", "code": code, "message": message});
-    Answer::Now(code, status.to_string())
+    FakeAnswer::Now(code, status.to_string())
 }
 
 #[tokio::test]
 async fn the_lease_is_made_and_kept_until_another_has_it() {
     let (cluster, mut requests) = fake::serve(vec![
         failure(404, "no Lease"),
-        Answer::Now(201, lease(1, "me")),
+        FakeAnswer::Now(201, lease(1, "me")),
         failure(409, "changed"),
-        Answer::Now(200, lease(2, "other")),
+        FakeAnswer::Now(200, lease(2, "other")),
     ])
     .await;
     let name = LeaseName {
@@ -56,12 +56,12 @@ async fn the_lease_is_made_and_kept_until_another_has_it() {
 #[tokio::test]
 async fn it_is_given_back_at_the_end_and_ends_where_it_is_dropped() {
     let (cluster, mut requests) = fake::serve(vec![
-        Answer::Now(200, lease(1, "")),
-        Answer::Now(200, lease(2, "me")),
-        Answer::Now(200, lease(2, "me")),
-        Answer::Now(200, lease(3, "")),
-        Answer::Now(200, lease(4, "")),
-        Answer::Now(200, lease(5, "me")),
+        FakeAnswer::Now(200, lease(1, "")),
+        FakeAnswer::Now(200, lease(2, "me")),
+        FakeAnswer::Now(200, lease(2, "me")),
+        FakeAnswer::Now(200, lease(3, "")),
+        FakeAnswer::Now(200, lease(4, "")),
+        FakeAnswer::Now(200, lease(5, "me")),
     ])
     .await;
     let name = LeaseName {
@@ -92,9 +92,9 @@ async fn the_store_of_the_last_leader_is_seen_and_ours_is_written_with_a_renewal
         lease.to_string()
     };
     let (cluster, mut requests) = fake::serve(vec![
-        Answer::Now(200, with_store(1, "", "theirs")),
-        Answer::Now(200, with_store(2, "me", "theirs")),
-        Answer::Now(200, with_store(3, "me", "ours")),
+        FakeAnswer::Now(200, with_store(1, "", "theirs")),
+        FakeAnswer::Now(200, with_store(2, "me", "theirs")),
+        FakeAnswer::Now(200, with_store(3, "me", "ours")),
     ])
     .await;
     let name = LeaseName {
@@ -130,7 +130,7 @@ async fn a_namespace_that_is_missing_stays_what_is_wrong() {
         failure(404, "no Lease"),
         failure(404, "no namespace"),
         failure(404, "no Lease"),
-        Answer::Now(201, lease(1, "me")),
+        FakeAnswer::Now(201, lease(1, "me")),
     ])
     .await;
     let name = LeaseName {

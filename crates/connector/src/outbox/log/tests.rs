@@ -7,7 +7,7 @@ use super::super::MIN_BYTES;
 use super::*;
 use crate::outbox::MAX_EVENTS;
 
-const LIMITS: Limits = Limits {
+const LIMITS: OutboxLimits = OutboxLimits {
     bytes: MIN_BYTES,
     events: MAX_EVENTS,
 };
@@ -141,7 +141,7 @@ fn damage_after_the_start_is_found_when_it_is_read() {
 #[test]
 fn what_waits_already_is_taken_once_also_where_nothing_more_fits() {
     let dir = tempfile::tempdir().unwrap();
-    let limits = Limits {
+    let limits = OutboxLimits {
         events: 2,
         ..LIMITS
     };
@@ -286,7 +286,7 @@ fn a_file_is_kept_for_the_newest_event_in_it_wherever_that_stands() {
 #[test]
 fn what_is_kept_goes_before_anything_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let limits = Limits {
+    let limits = OutboxLimits {
         events: 2_000,
         ..LIMITS
     };
@@ -380,7 +380,7 @@ proptest! {
     ) {
         let dir = tempfile::tempdir().unwrap();
         // Small segments, so that they change often.
-        let limits = Limits { bytes: 16 * 300, events: 30 };
+        let limits = OutboxLimits { bytes: 16 * 300, events: 30 };
         let open = || {
             let mut log = Log::open(dir.path(), limits).unwrap();
             if keeps {
@@ -455,7 +455,7 @@ mod power_cut;
 #[test]
 fn users_leave_room_for_the_monitors() {
     let dir = tempfile::tempdir().unwrap();
-    let limits = Limits {
+    let limits = OutboxLimits {
         events: 20,
         ..LIMITS
     };

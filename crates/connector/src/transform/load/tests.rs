@@ -21,7 +21,7 @@ fn the_four_files_as_they_are_in_use_load() {
         entry(Kind::Deduplicator, "dedup.toml"),
     ];
     assert_eq!(file.pipeline, pipeline);
-    assert_eq!(file.limits, Limits::default());
+    assert_eq!(file.limits, MessageLimits::default());
     for key in [
         "K8sConnectorQps",
         "enableMongoDBStorePlatformConnector",
@@ -54,7 +54,7 @@ fn the_four_files_as_they_are_in_use_load() {
 fn what_is_left_out_has_the_values_of_the_reference() {
     let empty = ConnectorFile {
         pipeline: vec![],
-        limits: Limits::new(1024, 72).unwrap(),
+        limits: MessageLimits::new(1024, 72).unwrap(),
         forward: None,
         notes: vec![],
     };
@@ -72,9 +72,9 @@ fn what_is_left_out_has_the_values_of_the_reference() {
 fn the_lengths_of_conditions_are_what_the_file_says() {
     let limits = |text: &str| connector(text, "c").unwrap().limits;
     let both = r#"{"MaxNodeConditionMessageLength": 2048, "CompactedHealthEventMsgLen": 100.0}"#;
-    assert_eq!(limits(both), Limits::new(2048, 100).unwrap());
+    assert_eq!(limits(both), MessageLimits::new(2048, 100).unwrap());
     let one = r#"{"CompactedHealthEventMsgLen": 30}"#;
-    assert_eq!(limits(one), Limits::new(1024, 30).unwrap());
+    assert_eq!(limits(one), MessageLimits::new(1024, 30).unwrap());
     let endless = "{\n\"MaxNodeConditionMessageLength\": 1e300}";
     let error = connector(endless, "c").unwrap_err().to_string();
     assert!(error.starts_with("c:2: MaxNode"), "{error}");

@@ -56,7 +56,7 @@ fn shared() -> Shared {
 fn counted(metrics: &Metrics) -> Shared {
     let queue = WorkQueue::new(metrics, "kubernetes", "nodes");
     let options = Options {
-        limits: condition::Limits::default(),
+        limits: condition::MessageLimits::default(),
         summary: false,
     };
     Shared::new(Some(options), Some(EventKind::Kubernetes), queue, at(0))

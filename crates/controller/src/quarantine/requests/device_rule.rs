@@ -8,10 +8,14 @@ use fleet::{FleetInput, PlannedRule};
 use model::device::DeviceTaintRule;
 use runtime::logging::chain;
 
-use super::{Answer, Client, retry_after, status_of};
+use super::{Client, RequestAnswer, retry_after, status_of};
 
 /// Creates, updates or deletes a rule, in the API version that the cluster serves.
-pub(crate) async fn change(client: Client, api: Arc<DeviceApi>, planned: PlannedRule) -> Answer {
+pub(crate) async fn change(
+    client: Client,
+    api: Arc<DeviceApi>,
+    planned: PlannedRule,
+) -> RequestAnswer {
     let result = client.cluster.change_rule(&api, &planned.change).await;
     answered(&client, planned, result)
 }
@@ -21,7 +25,7 @@ pub(crate) fn answered(
     client: &Client,
     planned: PlannedRule,
     result: Result<Option<DeviceTaintRule>, ApiError>,
-) -> Answer {
+) -> RequestAnswer {
     let (node, rule) = (planned.node.clone(), planned.change.rule_name());
     let detail = status_of(&result, 200);
     let (text, counted) = match &result {
@@ -45,7 +49,7 @@ pub(crate) fn answered(
         failure
     });
     let entry = client.entry(&node, planned.session, text, detail);
-    Answer {
+    RequestAnswer {
         input: Some(FleetInput::RuleChanged { node, rule, result }),
         entry: Some(entry),
     }

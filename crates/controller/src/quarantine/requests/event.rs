@@ -7,7 +7,7 @@ use model::reporter::OWN_AGENT;
 use runtime::logging::chain;
 use sha2::{Digest as _, Sha256};
 
-use super::{Answer, Client};
+use super::{Client, RequestAnswer};
 
 /// Type of Events about drains, as in NVSentinel.
 const EVENT_TYPE: &str = "NodeDraining";
@@ -24,7 +24,7 @@ pub(crate) async fn emit(
     since: Timestamp,
     reason: EventReason,
     message: String,
-) -> Answer {
+) -> RequestAnswer {
     let (kind, source) = match reason {
         EventReason::QuarantineUndone => (WARNING, OWN_AGENT),
         EventReason::AwaitingPodCompletion | EventReason::WaitingBeforeForceDelete => {
@@ -49,7 +49,7 @@ pub(crate) async fn emit(
     if let Err(error) = client.cluster.create_event(&event).await {
         tracing::debug!(err = chain(&error), "an Event was not created");
     }
-    Answer {
+    RequestAnswer {
         input: None,
         entry: None,
     }

@@ -13,7 +13,7 @@ use model::node::NodeChange;
 use runtime::logging::chain;
 use serde_json::json;
 
-use super::{Answer, Client, retry_after};
+use super::{Client, RequestAnswer, retry_after};
 
 /// Returns the journal entry about a patch, to be written before the request.
 pub(crate) fn call(planned: &Planned, at: Timestamp) -> JournalEntry {
@@ -29,7 +29,7 @@ pub(crate) fn call(planned: &Planned, at: Timestamp) -> JournalEntry {
 }
 
 /// Sends the patch of a node.
-pub(crate) async fn patch(client: Client, planned: Planned) -> Answer {
+pub(crate) async fn patch(client: Client, planned: Planned) -> RequestAnswer {
     let began = Instant::now();
     let result = client
         .cluster
@@ -65,7 +65,7 @@ pub(crate) async fn patch(client: Client, planned: Planned) -> Answer {
     };
     let detail = json!({"status": status, "tookMs": took_ms});
     let entry = client.entry(&node, planned.session, text, detail);
-    Answer {
+    RequestAnswer {
         input: Some(FleetInput::NodePatched { node, answer }),
         entry: Some(entry),
     }

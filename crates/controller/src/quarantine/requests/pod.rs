@@ -6,10 +6,10 @@ use cluster::ApiError;
 use fleet::{FleetInput, PlannedCheckpoint, PlannedRemoval, RemovalAnswer};
 use runtime::logging::chain;
 
-use super::{Answer, Client, retry_after};
+use super::{Client, RequestAnswer, retry_after};
 
 /// Evicts or deletes a pod.
-pub(crate) async fn remove(client: Client, planned: PlannedRemoval) -> Answer {
+pub(crate) async fn remove(client: Client, planned: PlannedRemoval) -> RequestAnswer {
     let began = Instant::now();
     let result = client.cluster.remove_pod(&planned).await;
     let PlannedRemoval {
@@ -31,7 +31,10 @@ pub(crate) async fn remove(client: Client, planned: PlannedRemoval) -> Answer {
 }
 
 /// Asks a pod to write a checkpoint before it leaves.
-pub(crate) async fn request_checkpoint(client: Client, planned: PlannedCheckpoint) -> Answer {
+pub(crate) async fn request_checkpoint(
+    client: Client,
+    planned: PlannedCheckpoint,
+) -> RequestAnswer {
     let result = client.cluster.ask_for_checkpoint(&planned).await;
     let PlannedCheckpoint { node, uid, .. } = planned;
     let answer = answer(result);

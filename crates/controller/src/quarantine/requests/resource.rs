@@ -9,7 +9,7 @@ use runtime::backoff::Backoff;
 use runtime::logging::chain;
 use serde_json::Value;
 
-use super::{Answer, Client, retry_after, status_of};
+use super::{Client, RequestAnswer, retry_after, status_of};
 
 /// First and longest pause between attempts to delete a custom resource, which may be carried
 /// out meanwhile.
@@ -18,7 +18,7 @@ const DELETE_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::fr
 const DELETE_WITHIN: Duration = Duration::from_secs(15 * 60);
 
 /// Creates a custom resource.
-pub(crate) async fn create(client: Client, planned: PlannedResource) -> Answer {
+pub(crate) async fn create(client: Client, planned: PlannedResource) -> RequestAnswer {
     let began = Instant::now();
     let result = client
         .cluster
@@ -49,14 +49,19 @@ pub(crate) async fn create(client: Client, planned: PlannedResource) -> Answer {
     };
     let entry = client.entry(&node, session, text, detail);
     let answer = answer(result);
-    Answer {
+    RequestAnswer {
         input: Some(FleetInput::ResourceCreated { node, key, answer }),
         entry: Some(entry),
     }
 }
 
 /// Deletes the custom resource of an attempt. With `begun` also if its remediation has begun.
-pub(crate) async fn delete(client: Client, node: String, attempt: Attempt, begun: bool) -> Answer {
+pub(crate) async fn delete(
+    client: Client,
+    node: String,
+    attempt: Attempt,
+    begun: bool,
+) -> RequestAnswer {
     let until = Instant::now() + DELETE_WITHIN;
     let mut pauses = Backoff::new(DELETE_AGAIN.0, DELETE_AGAIN.1);
     let result = loop {
@@ -87,7 +92,7 @@ pub(crate) async fn delete(client: Client, node: String, attempt: Attempt, begun
             format!("{title} could not be withdrawn: {err}; delete it by hand")
         }
     };
-    Answer {
+    RequestAnswer {
         input: None,
         entry: Some(client.entry(&node, None, text, Value::Null)),
     }

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use model::event::MAX_EVENTS;
 use store::{EventStore, MAX_APPEND, NewEvent, StoreError};
 
-use super::Answer;
+use super::RequestAnswer;
 use crate::quarantine::metrics::QuarantineMetrics;
 
 /// Looks up the events that the annotations of a node list.
@@ -18,7 +18,7 @@ pub(crate) async fn look_up(
     metrics: QuarantineMetrics,
     node: String,
     ids: Vec<String>,
-) -> Answer {
+) -> RequestAnswer {
     let found = found(store.as_ref(), ids).await.inspect_err(|error| {
         tracing::error!(node, err = %error, "the store does not answer; the node stays as it is");
         metrics.error("claim_error");
@@ -34,7 +34,7 @@ pub(crate) async fn append(
     node: String,
     events: Vec<(HealthEvent, Timestamp)>,
     purpose: Purpose,
-) -> Answer {
+) -> RequestAnswer {
     const { assert!(MAX_EVENTS <= MAX_APPEND) };
     let events = events
         .into_iter()

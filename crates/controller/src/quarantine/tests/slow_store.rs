@@ -26,7 +26,7 @@ async fn a_slow_store_stalls_no_watch() {
 
     // A change of another node arrives, and the fleet decides.
     let changed = NodeView::from_object(node(2)).unwrap();
-    quarantine.handle_event(Observed::Node(NodeEvent::Applied(Arc::new(changed))));
+    quarantine.handle_event(WatchEvent::Node(NodeEvent::Applied(Arc::new(changed))));
     quarantine.decide();
     let (connection, head, patch) = bench.asked().await;
     assert!(head.starts_with("PATCH /api/v1/nodes/n1 "), "{head}");

@@ -8,7 +8,7 @@ use toml::Spanned;
 
 use super::LimitChange;
 use crate::catalog::Changed;
-use crate::limits::{Field, HYSTERESES, Hysteresis, KEYS, Key};
+use crate::limits::{Field, HYSTERESES, Hysteresis, KEYS, ThresholdKey};
 
 /// The table as read from the file.
 pub(super) type Table = BTreeMap<Spanned<String>, Spanned<toml::Value>>;
@@ -19,7 +19,7 @@ pub(super) fn read(table: Table, findings: &mut Findings<'_>) -> Vec<LimitChange
     let mut read: BTreeMap<&str, (usize, Option<u32>)> = BTreeMap::new();
     for (name, value) in table {
         let at = name.span().start;
-        let Some(key) = Key::named(name.get_ref()) else {
+        let Some(key) = ThresholdKey::named(name.get_ref()) else {
             findings.at(at, &unknown(name.get_ref()));
             continue;
         };

@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::catalog::Report;
-use crate::limits::{HYSTERESES, KEYS, Limits};
+use crate::catalog::NvlinkReport;
+use crate::limits::{CheckLimits, HYSTERESES, KEYS};
 
 fn changed(text: &str) -> Catalog {
     let overrides = Overrides::parse(text, "site.toml").unwrap_or_else(|error| panic!("{error}"));
@@ -45,7 +45,7 @@ fn a_file_changes_verdicts_and_the_event_says_so() {
 
 #[test]
 fn a_file_may_fix_what_lines_otherwise_decide() {
-    let link_down = |status| Report {
+    let link_down = |status| NvlinkReport {
         unit: "NETIR_LINK_EVT",
         severity: None,
         intr_info: 0x0255_25c6,
@@ -285,17 +285,17 @@ fn thresholds_are_changed_one_by_one_and_the_last_file_has_the_last_word() {
         "[gpu-limits]\nretired-pages = 8\nmargin-counts = true\nnvlink-crc-per-second = 500\n\
          nvlink-crc-over-per-second = 400\n",
     );
-    let expected = Limits {
+    let expected = CheckLimits {
         retired_pages: 8,
         margin_counts: true,
         nvlink_crc_per_second: 500,
         nvlink_crc_over_per_second: 400,
-        ..Limits::default()
+        ..CheckLimits::default()
     };
     assert_eq!(*first.limits(), expected);
     let second = "[gpu-limits]\nretired-pages = 9\nnvlink-crc-per-second = 300\n";
     let both = first.with(&Overrides::parse(second, "own.toml").unwrap());
-    let expected = Limits {
+    let expected = CheckLimits {
         retired_pages: 9,
         nvlink_crc_per_second: 300,
         // A threshold without a given end uses its begin as the end.
@@ -326,11 +326,11 @@ fn thresholds_are_changed_one_by_one_and_the_last_file_has_the_last_word() {
 #[test]
 fn the_default_of_each_threshold_may_be_given() {
     for key in &KEYS {
-        let (name, default) = (key.name, key.shown(&Limits::default()));
+        let (name, default) = (key.name, key.shown(&CheckLimits::default()));
         let beside = HYSTERESES.iter().find(|one| one.ends == name);
         let beside = beside.map_or(String::new(), |one| format!("{} = 100\n", one.begins));
         let same = changed(&format!("[gpu-limits]\n{beside}{name} = {default}\n"));
-        assert_eq!(*same.limits(), Limits::default(), "{name}");
+        assert_eq!(*same.limits(), CheckLimits::default(), "{name}");
     }
 }
 

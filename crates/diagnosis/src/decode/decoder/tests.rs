@@ -21,7 +21,7 @@ const MACHINE: &str = r#"{"driver_version": "580.65.06", "chassis_serial": "42",
 
 fn on_a_known_machine() -> KernelLogDecoder {
     let mut decoder = KernelLogDecoder::default();
-    decoder.set_machine(Some(Machine::parse(MACHINE).unwrap()));
+    decoder.set_machine(Some(MachineGpus::parse(MACHINE).unwrap()));
     decoder
 }
 
@@ -80,12 +80,12 @@ fn what_is_known_of_the_machine_names_the_gpu_and_its_lack_loses_nothing() {
     let xid = "NVRM: Xid (PCI:0000:b3:00): 48, pid=1, name=a, DBE";
     let mut decoder = KernelLogDecoder::default();
     decoder.record(b"NVRM: GPU at PCI:0000:b3:00: GPU-bb", T0);
-    decoder.set_machine(Some(Machine::parse(MACHINE).unwrap()));
+    decoder.set_machine(Some(MachineGpus::parse(MACHINE).unwrap()));
     let finding = one(&mut decoder, xid);
     assert_eq!(finding.gpu_uuid.as_deref(), Some("GPU-aa"));
     assert_eq!(finding.metadata()[0], ("chassis_serial", "42".to_owned()));
     // Without a description of this GPU, the log's UUID counts.
-    for machine in [Some(Machine::default()), None] {
+    for machine in [Some(MachineGpus::default()), None] {
         decoder.set_machine(machine);
         let finding = one(&mut decoder, xid);
         assert_eq!(finding.gpu_uuid.as_deref(), Some("GPU-bb"));
@@ -115,7 +115,7 @@ fn a_gpu_of_a_long_domain_is_found_under_its_last_four_digits() {
     let two = r#"{"gpus": [{"uuid": "GPU-aa", "pci_address": "0000:b3:00.0"},
                            {"uuid": "GPU-bb", "pci_address": "0000:b3:00.0"}]}"#;
     let mut decoder = KernelLogDecoder::default();
-    decoder.set_machine(Some(Machine::parse(two).unwrap()));
+    decoder.set_machine(Some(MachineGpus::parse(two).unwrap()));
     assert_eq!(entities(&one(&mut decoder, xid)), "PCI=10000:b3:00");
     for (pci, expected) in [
         ("10000:b3:00", Some("0000:b3:00")),

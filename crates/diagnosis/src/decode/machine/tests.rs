@@ -25,7 +25,7 @@ const FILE: &str = r#"{
 
 #[test]
 fn gpus_are_found_by_every_name() {
-    let machine = Machine::parse(FILE).unwrap();
+    let machine = MachineGpus::parse(FILE).unwrap();
     assert_eq!(machine.driver_version(), Some("570.86.15"));
     assert_eq!(machine.driver_branch(), Some(570));
     assert_eq!(machine.chassis_serial(), Some("1660022000001"));
@@ -51,10 +51,14 @@ fn gpus_are_found_by_every_name() {
 #[test]
 fn what_is_missing_is_missing() {
     for text in ["{}", r#"{"gpus": null}"#, r#"{"gpus": []}"#] {
-        assert_eq!(Machine::parse(text).unwrap(), Machine::default(), "{text}");
+        assert_eq!(
+            MachineGpus::parse(text).unwrap(),
+            MachineGpus::default(),
+            "{text}"
+        );
     }
     let machine =
-        Machine::parse(r#"{"gpus": [{"pci_address": "0000:1b:00.0", "uuid": " "}]}"#).unwrap();
+        MachineGpus::parse(r#"{"gpus": [{"pci_address": "0000:1b:00.0", "uuid": " "}]}"#).unwrap();
     assert_eq!(machine.gpu_at("0000:1b:00").unwrap().uuid, None);
     for (version, branch) in [
         ("580.65.06", Some(580)),
@@ -63,7 +67,7 @@ fn what_is_missing_is_missing() {
         ("unknown", None),
     ] {
         let text = format!(r#"{{"driver_version": "{version}"}}"#);
-        let machine = Machine::parse(&text).unwrap();
+        let machine = MachineGpus::parse(&text).unwrap();
         assert_eq!(machine.driver_branch(), branch, "{version}");
     }
 }
@@ -101,7 +105,7 @@ fn what_is_wrong_is_named() {
         ),
         (" ".repeat(MAX_MACHINE_BYTES + 1), "4194305 bytes"),
     ] {
-        let error = Machine::parse(&text).unwrap_err();
+        let error = MachineGpus::parse(&text).unwrap_err();
         let cause = error.source().map(ToString::to_string).unwrap_or_default();
         let shown = format!("{error}: {cause}");
         assert!(shown.contains(expected), "{shown}");
@@ -111,7 +115,7 @@ fn what_is_wrong_is_named() {
 proptest! {
     #[test]
     fn never_panics(text in "[ -~\n\u{e4}]{0,200}", cut in 0..FILE.len()) {
-        drop(Machine::parse(&text));
-        prop_assert!(Machine::parse(&FILE[..cut]).is_err());
+        drop(MachineGpus::parse(&text));
+        prop_assert!(MachineGpus::parse(&FILE[..cut]).is_err());
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use contract::keys;
 
-use super::{Change, GpuNames, Health, Problem};
+use super::{GpuNames, Health, Problem, ProblemChange};
 use crate::catalog::{Catalog, Text};
 use crate::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook, ImexUse};
 
@@ -23,7 +23,7 @@ const MAX_MESSAGE: usize = 4096;
 
 /// State of DCGM's reports since it last became reachable.
 #[derive(Debug, Default)]
-pub(super) struct Dcgm {
+pub(super) struct DcgmReports {
     /// Problems in the last poll.
     reported: BTreeSet<Problem>,
     /// Open problems that DCGM does not report at present, with the time since when.
@@ -44,7 +44,7 @@ struct Scope {
 impl Health {
     /// Evaluates a poll of DCGM's watches, and returns the changes, closed problems first.
     /// `now` is the time since the start of the process.
-    pub fn take_dcgm(&mut self, look: &DcgmLook, now: Duration) -> Vec<Change> {
+    pub fn take_dcgm(&mut self, look: &DcgmLook, now: Duration) -> Vec<ProblemChange> {
         let before = self.remembered.clone();
         let scope = self.record_dcgm_gpus(look);
         let mut reported = scope.problems(look, self.dcgm.imex);
@@ -71,7 +71,7 @@ impl Health {
     /// Sets whether pods rely on IMEX. When none does, DCGM's problems of IMEX close at once,
     /// and the changes are marked as unjudged: IMEX may still be broken or stopped, which then
     /// matters to no pod.
-    pub fn imex_is(&mut self, imex: ImexUse) -> Vec<Change> {
+    pub fn imex_is(&mut self, imex: ImexUse) -> Vec<ProblemChange> {
         self.dcgm.imex = imex;
         if imex != ImexUse::Unused {
             return Vec::new();
@@ -189,9 +189,9 @@ impl Health {
     }
 }
 
-// === impl Dcgm ===
+// === impl DcgmReports ===
 
-impl Dcgm {
+impl DcgmReports {
     /// Returns whether reports about IMEX count, from any source.
     pub(super) fn imex(&self) -> ImexUse {
         self.imex

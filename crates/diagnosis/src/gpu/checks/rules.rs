@@ -12,7 +12,7 @@ use super::{KnownGpu, Problem, Sight};
 use crate::catalog::{recovery_code, recovery_codes};
 use crate::gpu::dcgm::ImexUse;
 use crate::gpu::{FabricState, Gpu, NvlinkReadings, Readings, RecoveryAction};
-use crate::limits::Limits;
+use crate::limits::CheckLimits;
 
 /// Usual PCIe replays per lane and minute, in hundredths, by generation from the first on.
 const PCIE_REPLAYS: [u64; 6] = [15, 30, 48, 96, 192, 384];
@@ -29,7 +29,7 @@ pub(super) struct Rules<'a> {
     pub(super) key: &'a str,
     pub(super) gpu: &'a Gpu,
     pub(super) readings: &'a Readings,
-    pub(super) limits: &'a Limits,
+    pub(super) limits: &'a CheckLimits,
     /// Decides whether a report about IMEX counts.
     pub(super) imex: ImexUse,
     pub(super) known: &'a mut KnownGpu,

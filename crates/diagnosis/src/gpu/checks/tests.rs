@@ -76,7 +76,7 @@ fn well(gpu: &Gpu) -> Readings {
 }
 
 /// Formats a change in short: `+` or `-`, the GPU, the code, the link.
-fn short(change: &Change) -> String {
+fn short(change: &ProblemChange) -> String {
     let sign = if change.message.is_some() { '+' } else { '-' };
     let gpu = (change.gpu.as_ref()).map_or("node".to_owned(), |gpu| gpu.index.to_string());
     let link = change.link.map_or(String::new(), |link| format!(" {link}"));
@@ -93,7 +93,7 @@ impl Bench {
         Self {
             readings: inventory.gpus.iter().map(well).collect(),
             inventory,
-            health: Health::new(Limits::default(), Remembered::default()),
+            health: Health::new(CheckLimits::default(), Remembered::default()),
             now: Duration::ZERO,
         }
     }

@@ -271,7 +271,7 @@ fn a_session_that_is_newer_than_what_was_kept_is_read_off_the_node() {
     let mut node = NodeView::unknown("n1");
     let key = keys::SESSION.to_owned();
     node.annotations.insert(key, says.to_string());
-    let observed = Observed::of(Arc::new(node));
+    let observed = ObservedNode::of(Arc::new(node));
     let marks = Marks::default();
     let step = step(
         &kept,

@@ -14,9 +14,9 @@ use model::ownership::{DrainMark, Ownership};
 use policy::assess::Desired;
 use serde_json::Value;
 
-use super::{DrainOrder, DrainState, Facts, NodePods, Requests, custom_of};
+use super::{DrainOrder, DrainState, Facts, NodePods, StageRequests, custom_of};
 use crate::drain::{CustomDrain, PodsToDrain};
-use crate::session::{JournalNote, Observed, RequestFailure};
+use crate::session::{JournalNote, ObservedNode, RequestFailure};
 use crate::stage::managed_resource::{ManagedResource, complete, delete};
 use crate::{CreateAnswer, ResourceUpdate};
 
@@ -57,7 +57,7 @@ impl CustomState {
         (self.wanted, self.object.watch) = (false, false);
     }
 
-    pub(super) fn settle(&mut self, requests: &mut Requests<'_>) {
+    pub(super) fn settle(&mut self, requests: &mut StageRequests<'_>) {
         self.object.settle(requests);
     }
 
@@ -81,7 +81,7 @@ impl CustomState {
         &mut self,
         object: &Value,
         custom: Option<&CustomDrain>,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         let annotations = object.pointer("/metadata/annotations");
         let key = annotations.and_then(|all| all.get(keys::ATTEMPT)?.as_str());
@@ -116,7 +116,7 @@ impl CustomState {
     }
 
     /// Records that the resource was not created.
-    fn failed(&mut self, why: &str, failure: RequestFailure, requests: &Requests<'_>) {
+    fn failed(&mut self, why: &str, failure: RequestFailure, requests: &StageRequests<'_>) {
         self.object.state = DrainResource::Unknown;
         self.object.retry.failed(why, failure, requests.now());
         self.refused = false;
@@ -151,7 +151,7 @@ impl CustomState {
         facts: &Facts<'_>,
         resource: &str,
         update: &ResourceUpdate,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) -> bool {
         if !self.object.is_watched(resource) {
             return false;
@@ -175,7 +175,7 @@ impl CustomState {
         facts: &Facts<'_>,
         key: &str,
         answer: &CreateAnswer,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) -> bool {
         if !self.object.is_for(key) {
             return false;
@@ -208,7 +208,7 @@ impl CustomState {
         attempt: &Attempt,
         pods: &PodsToDrain,
         desired: &Desired,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         let Some((observed, own)) = facts.ours() else {
             return;
@@ -264,7 +264,7 @@ impl DrainState {
         desired: &Desired,
         custom: &CustomDrain,
         order: &DrainOrder<'_>,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         let now = requests.now();
         // The node's mark comes first, so that a successor sees the drain.
@@ -325,9 +325,9 @@ impl DrainState {
         &mut self,
         facts: &Facts<'_>,
         desired: &Desired,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
-        let Some(Observed { own, .. }) = facts.observed else {
+        let Some(ObservedNode { own, .. }) = facts.observed else {
             return;
         };
         let (own, custom) = (own.as_deref(), custom_of(facts));

@@ -8,7 +8,7 @@ use model::journal::EntryKind;
 use serde_json::json;
 
 use super::pods::{NodePods, Try};
-use super::{ASK_AFTER, DrainOrder, Leaving, Requests};
+use super::{ASK_AFTER, DrainOrder, Leaving, StageRequests};
 use crate::drain::{Fate, Next, Stay};
 use crate::session::JournalNote;
 use crate::{Effect, EventReason};
@@ -27,7 +27,7 @@ impl NodePods {
         &mut self,
         leaving: &[Leaving],
         order: &DrainOrder<'_>,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         let now = requests.now();
         let since_begin = now.duration_since(order.drain.since);
@@ -72,7 +72,7 @@ impl NodePods {
     }
 
     /// Sets why the drain makes no progress; `None` if it does.
-    pub(super) fn set_stuck(&mut self, stuck: Option<&str>, requests: &mut Requests<'_>) {
+    pub(super) fn set_stuck(&mut self, stuck: Option<&str>, requests: &mut StageRequests<'_>) {
         if self.stuck.as_deref() != stuck {
             self.stuck = stuck.map(str::to_owned);
             requests.look_again(); // The records of the events repeat it.
@@ -84,7 +84,7 @@ impl NodePods {
         &mut self,
         leaving: &[Leaving],
         since: Timestamp,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         let now = requests.now();
         let mut ends = Vec::new();
@@ -144,7 +144,7 @@ impl NodePods {
     }
 
     /// Journals the fate of each pod at the begin of a drain.
-    pub(super) fn journal_begin(&self, order: &DrainOrder<'_>, requests: &mut Requests<'_>) {
+    pub(super) fn journal_begin(&self, order: &DrainOrder<'_>, requests: &mut StageRequests<'_>) {
         let now = requests.now();
         let mut leave: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
         let mut stay: BTreeMap<String, Vec<String>> = BTreeMap::new();

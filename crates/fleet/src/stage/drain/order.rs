@@ -10,7 +10,7 @@ use model::ownership::Ownership;
 use policy::assess::Desired;
 
 use super::Facts;
-use crate::drain::partial::{Gpus, fate_of};
+use crate::drain::partial::{DrainedGpus, fate_of};
 use crate::drain::{CustomDrain, Drain, DrainConfig, Fate, Gangs, PodView};
 use crate::stage::remediation::NOT_OUT;
 use crate::status::eviction::Skip;
@@ -21,7 +21,7 @@ pub(super) struct DrainOrder<'a> {
     /// UUIDs of the GPUs whose pods leave; empty if all pods leave.
     pub(super) uuids: Vec<String>,
     /// State of these GPUs, with the pods that hold them; `None` if all pods leave.
-    pub(super) gpus: Option<Gpus>,
+    pub(super) gpus: Option<DrainedGpus>,
     pub(super) config: &'a DrainConfig,
 }
 

@@ -8,7 +8,7 @@ use model::listing::Listing;
 use model::mode::Mode;
 use model::ownership::Ownership;
 
-use super::{ASK_AFTER, DrainOrder, Facts, Leaving, MAX_AT_ONCE, Requests, SCHEDULER_LAG};
+use super::{ASK_AFTER, DrainOrder, Facts, Leaving, MAX_AT_ONCE, SCHEDULER_LAG, StageRequests};
 use crate::drain::{DrainMode, Fate, Gangs, Next, PodView, wake_at};
 use crate::session::JournalNote;
 use crate::{Effect, EventReason, Level, PlannedCheckpoint, PlannedRemoval, PodUpdate};
@@ -211,7 +211,7 @@ impl NodePods {
         mode: DrainMode,
         evict: Option<SignedDuration>,
         facts: &Facts<'_>,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         let next = evict.map_or(Next::Delete, Next::Evict);
         let text = format!("pod {} {next} ({})", pod.title(), mode.name());
@@ -242,7 +242,7 @@ impl NodePods {
         &mut self,
         pod: &PodView,
         facts: &Facts<'_>,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         let text = format!("pod {} {}", pod.title(), Next::AskCheckpoint);
         if facts.state.settings.mode == Mode::DryRun {
@@ -263,7 +263,7 @@ impl NodePods {
     }
 
     /// Journals what a dry run does not do to a pod, and pretends that the pod has left.
-    fn pretend(&mut self, pod: &PodView, text: &str, requests: &mut Requests<'_>) {
+    fn pretend(&mut self, pod: &PodView, text: &str, requests: &mut StageRequests<'_>) {
         let text = format!("dry run: {text}");
         requests.log(Level::Info, text.clone());
         requests.journal(JournalNote::new(EntryKind::DryRun, text), None);

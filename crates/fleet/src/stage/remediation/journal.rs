@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::RemediationState;
 use crate::session::JournalNote;
-use crate::stage::{Facts, Requests};
+use crate::stage::{Facts, StageRequests};
 use crate::{Effect, RemediationResult};
 
 // === impl RemediationState ===
@@ -19,7 +19,7 @@ impl RemediationState {
         &mut self,
         facts: &Facts<'_>,
         own: &Ownership,
-        requests: &mut Requests<'_>,
+        requests: &mut StageRequests<'_>,
     ) {
         let mark = own.mark.remediation.clone().unwrap_or_default();
         let before = self.last_mark.replace(mark.clone());

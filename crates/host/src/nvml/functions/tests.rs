@@ -297,7 +297,7 @@ fn each_driver_has_the_functions_of_its_time() {
 
 /// Opens the library of a driver that is not running.
 fn open(directory: &Path) -> Functions {
-    let places = Places {
+    let places = LibraryPlaces {
         path: Some(directory.join(NAMES[0])),
         driver_root: None,
     };

@@ -87,7 +87,7 @@ impl Story {
             return true;
         }
         let decision = decide(&ResetInput {
-            request: &Resource::read(Maintenance::Reset, &object).unwrap(),
+            request: &MaintenanceResource::read(Maintenance::Reset, &object).unwrap(),
             node: node.as_ref(),
             pods: Some(&self.world.pods),
             looks_since: self.world.now,

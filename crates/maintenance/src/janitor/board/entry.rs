@@ -5,12 +5,12 @@ use jiff::Timestamp;
 use super::io::Effect;
 use crate::janitor::failure::Class;
 use crate::janitor::record::{SIGNAL_SENT, SignalRecord};
-use crate::janitor::sending::{ASK_AGAIN, Answer, Found, Memory, Question};
-use crate::{Maintenance, Resource};
+use crate::janitor::sending::{ASK_AGAIN, FoundOperation, Memory, ProviderAnswer, Question};
+use crate::{Maintenance, MaintenanceResource};
 
 #[derive(Clone, Debug)]
 pub(super) struct BoardEntry {
-    pub(super) resource: Resource,
+    pub(super) resource: MaintenanceResource,
     pub(super) memory: Memory,
     /// Version of the resource when the pending write to it, its node or its Job was started.
     pub(super) writing: Option<String>,
@@ -28,7 +28,7 @@ pub(super) struct BoardEntry {
 // === impl BoardEntry ===
 
 impl BoardEntry {
-    pub(super) fn new(resource: Resource) -> Self {
+    pub(super) fn new(resource: MaintenanceResource) -> Self {
         Self {
             resource,
             memory: Memory::default(),
@@ -42,27 +42,30 @@ impl BoardEntry {
     }
 
     /// Records the response of a provider.
-    pub(super) fn answered(&mut self, answer: Answer, now: Timestamp) {
+    pub(super) fn answered(&mut self, answer: ProviderAnswer, now: Timestamp) {
         self.asking = false;
         let memory = &mut self.memory;
         let wait = match &answer {
-            Answer::Found(Err(failure)) | Answer::Ready(Err(failure)) => failure.retry_after,
+            ProviderAnswer::Found(Err(failure)) | ProviderAnswer::Ready(Err(failure)) => {
+                failure.retry_after
+            }
             _ => None,
         };
         let wait = wait.map_or(ASK_AGAIN, |wait| wait.max(ASK_AGAIN));
         match answer {
-            Answer::Sent(_) | Answer::Found(Ok(Found::Sent(_) | Found::NotSent)) => {
+            ProviderAnswer::Sent(_)
+            | ProviderAnswer::Found(Ok(FoundOperation::Sent(_) | FoundOperation::NotSent)) => {
                 memory.response = Some(answer);
             }
-            Answer::Ready(Err(ref failure)) if failure.class == Class::Permanent => {
+            ProviderAnswer::Ready(Err(ref failure)) if failure.class == Class::Permanent => {
                 memory.response = Some(answer);
             }
-            Answer::Found(Ok(Found::CannotTell)) => memory.cannot_tell = true,
-            Answer::Ready(Ok(ready)) => {
+            ProviderAnswer::Found(Ok(FoundOperation::CannotTell)) => memory.cannot_tell = true,
+            ProviderAnswer::Ready(Ok(ready)) => {
                 memory.ready |= ready;
                 memory.ask_after = now.checked_add(wait).ok();
             }
-            Answer::Found(Err(_)) | Answer::Ready(Err(_)) => {
+            ProviderAnswer::Found(Err(_)) | ProviderAnswer::Ready(Err(_)) => {
                 memory.ask_after = now.checked_add(wait).ok();
             }
         }
@@ -90,12 +93,12 @@ impl BoardEntry {
 
     /// Records the state of the resource after a write. A provider that has just accepted a
     /// signal is not asked about it at once.
-    pub(super) fn has_written(&mut self, resource: Resource, now: Timestamp) {
+    pub(super) fn has_written(&mut self, resource: MaintenanceResource, now: Timestamp) {
         self.not_before = None;
         // The failure of a reset is still needed while services are restored.
         let response = self.memory.response.take();
-        self.memory.response = response.filter(|answer| matches!(answer, Answer::Ready(_)));
-        let sent = |of: &Resource| of.status.is_true(SIGNAL_SENT);
+        self.memory.response = response.filter(|answer| matches!(answer, ProviderAnswer::Ready(_)));
+        let sent = |of: &MaintenanceResource| of.status.is_true(SIGNAL_SENT);
         let is_asked = resource.kind != Maintenance::Terminate;
         if is_asked && sent(&resource) && !sent(&self.resource) {
             self.memory.ask_after = now.checked_add(ASK_AGAIN).ok();

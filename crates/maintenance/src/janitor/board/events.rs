@@ -5,14 +5,14 @@ use jiff::Timestamp;
 use super::io::ResourceEvent;
 use crate::gpu_reset;
 use crate::handover;
-use crate::{Maintenance, Resource};
+use crate::{Maintenance, MaintenanceResource};
 use model::resource::ATTEMPT_COMPLETE;
 
 /// Returns the events of a change of a resource. `before` is `None` for a new one, `after` for
 /// a deleted one. `active` is the number of running resets of its node after the change.
 pub(super) fn events_of(
-    before: Option<&Resource>,
-    after: Option<&Resource>,
+    before: Option<&MaintenanceResource>,
+    after: Option<&MaintenanceResource>,
     active: usize,
     now: Timestamp,
 ) -> Vec<ResourceEvent> {
@@ -33,7 +33,7 @@ pub(super) fn events_of(
     }
 }
 
-fn of_signal(before: &Resource, after: &Resource) -> Vec<ResourceEvent> {
+fn of_signal(before: &MaintenanceResource, after: &MaintenanceResource) -> Vec<ResourceEvent> {
     let (key, node) = (after.key(), after.node.clone());
     let mut events = Vec::new();
     if before.status.start.is_none() && after.status.start.is_some() {
@@ -58,8 +58,8 @@ fn of_signal(before: &Resource, after: &Resource) -> Vec<ResourceEvent> {
 }
 
 fn of_reset(
-    before: &Resource,
-    after: Option<&Resource>,
+    before: &MaintenanceResource,
+    after: Option<&MaintenanceResource>,
     active: usize,
     now: Timestamp,
 ) -> Option<ResourceEvent> {
@@ -78,8 +78,8 @@ fn of_reset(
 }
 
 fn of_hand_over(
-    before: Option<&Resource>,
-    after: Option<&Resource>,
+    before: Option<&MaintenanceResource>,
+    after: Option<&MaintenanceResource>,
     now: Timestamp,
 ) -> Option<ResourceEvent> {
     let request = after.or(before)?;

@@ -4,12 +4,12 @@ use jiff::SignedDuration;
 use model::node::{NodeChange, NodeView};
 use serde_json::Value;
 
-use crate::gpu_reset::{Gpus, ServicePod};
+use crate::gpu_reset::{ResetGpus, ServicePod};
 use crate::handover::HandoverPhase;
 use crate::janitor::config::ProviderPlace;
-use crate::janitor::sending::{Answer, Question};
+use crate::janitor::sending::{ProviderAnswer, Question};
 use crate::janitor::signal::NodeObservation;
-use crate::{Expiry, Key, Maintenance, Resource};
+use crate::{Expiry, Maintenance, MaintenanceResource, ResourceKey};
 
 /// Input of the board.
 #[derive(Clone, Debug)]
@@ -19,9 +19,9 @@ pub enum Input {
     /// The list of a kind is complete.
     Listed(Maintenance),
     /// A resource is new or changed.
-    Updated(Box<Resource>),
+    Updated(Box<MaintenanceResource>),
     /// A resource was deleted.
-    Deleted(Key),
+    Deleted(ResourceKey),
     /// State of a node. `None` if there is no node of this name.
     Node(String, Option<Box<NodeUpdate>>),
     /// Service pods on a node.
@@ -36,20 +36,20 @@ pub enum Input {
     /// A node carries the mark of a resource, which may no longer exist.
     NodeMarked(String),
     /// Response to [`Effect::Write`] or [`Effect::Merge`].
-    Written(Key, WriteResult),
+    Written(ResourceKey, WriteResult),
     /// Response to [`Effect::Ask`], with the operation of the question.
-    Answered(Key, String, Answer),
+    Answered(ResourceKey, String, ProviderAnswer),
     /// Response to [`Effect::Change`]: the resource, the node, and the state of the node after
     /// the change. `None` if the node was not changed, or the result is unknown.
-    Changed(Option<Key>, String, Option<Box<NodeView>>),
+    Changed(Option<ResourceKey>, String, Option<Box<NodeView>>),
     /// Response to [`Effect::Make`], for this resource.
-    Created(Key, CreateResult),
+    Created(ResourceKey, CreateResult),
     /// Response to [`Effect::Stop`], whether or not it succeeded.
-    Stopped(Key),
+    Stopped(ResourceKey),
     /// Response to [`Effect::Expire`], whether or not it succeeded.
-    ExpiryTried(Key),
+    ExpiryTried(ResourceKey),
     /// Response to [`Effect::DeleteNode`], whether or not it succeeded.
-    NodeTried(Key),
+    NodeTried(ResourceKey),
     /// The time given by `wake_at` has come.
     Time,
 }
@@ -67,7 +67,7 @@ pub struct NodeUpdate {
 #[derive(Clone, Debug)]
 pub enum WriteResult {
     /// State of the resource after the write.
-    Done(Box<Resource>),
+    Done(Box<MaintenanceResource>),
     /// The resource has changed since it was observed, or was deleted.
     Changed,
     /// The write failed, or its result is unknown.
@@ -99,24 +99,24 @@ pub enum Effect {
     /// Write the status of a resource, if it still has this version.
     Write {
         /// Key of the resource.
-        key: Key,
+        key: ResourceKey,
         /// Expected version of the resource.
         version: String,
         /// Field `status` as a merge patch.
         status: Value,
     },
     /// Merge a patch into a resource, if it still has the version in the patch.
-    Merge(Key, Value),
+    Merge(ResourceKey, Value),
     /// Send a question or a signal to a provider.
     Ask {
         /// Resource of the question.
-        key: Key,
+        key: ResourceKey,
         /// Node of the resource.
         node: String,
         /// Id of the operation.
         operation: String,
         /// GPUs to reset. Empty for other actions.
-        gpus: Gpus,
+        gpus: ResetGpus,
         /// Address of the provider.
         provider: ProviderPlace,
         /// Question or signal to send.
@@ -124,13 +124,13 @@ pub enum Effect {
     },
     /// Change an observed node on behalf of a resource. `None` if the resource no longer
     /// exists.
-    Change(Option<Key>, Box<NodeView>, NodeChange),
+    Change(Option<ResourceKey>, Box<NodeView>, NodeChange),
     /// Create the Job of a resource.
-    Make(Key, Value),
+    Make(ResourceKey, Value),
     /// Delete a Job with its pods.
     Stop {
         /// Resource of the Job.
-        key: Key,
+        key: ResourceKey,
         /// Name of the Job.
         name: String,
         /// `metadata.uid` of the Job.
@@ -139,14 +139,14 @@ pub enum Effect {
     /// Delete the node object with this uid.
     DeleteNode {
         /// Resource that requests the deletion.
-        key: Key,
+        key: ResourceKey,
         /// Name of the node.
         node: String,
         /// `metadata.uid` of the node.
         uid: String,
     },
     /// Record when an ended resource is to be deleted, or delete it.
-    Expire(Key, Expiry),
+    Expire(ResourceKey, Expiry),
     /// Report an event to metrics and people.
     Notify(ResourceEvent),
 }
@@ -157,14 +157,14 @@ pub enum ResourceEvent {
     /// A reboot or a termination has started.
     Begun {
         /// Resource that has started.
-        key: Key,
+        key: ResourceKey,
         /// Node of the resource.
         node: String,
     },
     /// A reboot or a termination has ended.
     Ended {
         /// Resource that has ended.
-        key: Key,
+        key: ResourceKey,
         /// Node of the resource.
         node: String,
         /// Reason of the condition `AttemptComplete`.

@@ -6,15 +6,15 @@ use model::resource::CompletionReason;
 use super::entry::BoardEntry;
 use super::io::Effect;
 use super::{Board, NodeEntry, WRITE_AGAIN};
-use crate::gpu_reset::{self, Decision, Gpus, ResetObservation, job_name};
+use crate::gpu_reset::{self, ResetDecision, ResetGpus, ResetObservation, job_name};
 use crate::handover;
 use crate::janitor::Action;
 use crate::janitor::config::ProviderPlace;
 use crate::janitor::order::{Position, position};
 use crate::janitor::reset::ResetSignal;
 use crate::janitor::sending::{Question, Sending};
-use crate::janitor::signal::{ObservedNode, Situation, Step};
-use crate::{Act, Key, Maintenance, Resource, Status};
+use crate::janitor::signal::{ObservedNode, SignalStep, Situation};
+use crate::{Act, Maintenance, MaintenanceResource, ResourceKey, Status};
 
 /// Next action for a resource.
 pub(super) enum Next {
@@ -26,7 +26,12 @@ pub(super) enum Next {
 
 impl Board {
     /// Decides on the next action for a resource and starts it.
-    pub(super) fn evaluate(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
+    pub(super) fn evaluate(
+        &mut self,
+        key: &ResourceKey,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(entry) = self.entries.get(key) else {
             return;
         };
@@ -76,7 +81,7 @@ impl Board {
     }
 
     /// Decides about the deletion of a resource that has ended.
-    fn keep(&self, resource: &Resource, now: Timestamp) -> Next {
+    fn keep(&self, resource: &MaintenanceResource, now: Timestamp) -> Next {
         let Some(due) = resource.due(self.ttl) else {
             return Next::Wait(None);
         };
@@ -95,7 +100,7 @@ impl Board {
             return Next::Wait(None);
         };
         let begun = resource.status.start.is_some();
-        let is_request = |key: &Key| key.kind.finalizer().is_some();
+        let is_request = |key: &ResourceKey| key.kind.finalizer().is_some();
         let request = self.working_on(&resource.node, is_request);
         let position = request.filter(|_| !begun).map_or_else(
             || {
@@ -121,15 +126,15 @@ impl Board {
         };
         let (key, node) = (resource.key(), resource.node.clone());
         Next::Do(match situation.step() {
-            Step::Wait(until) => return Next::Wait(until),
-            Step::Write(status) => write(resource, &status),
+            SignalStep::Wait(until) => return Next::Wait(until),
+            SignalStep::Write(status) => write(resource, &status),
             // Only one question at a time. Its response triggers another evaluation; the
             // deadline does not wait for it.
-            Step::Ask(_) | Step::DeleteNode(_) if entry.asking => {
+            SignalStep::Ask(_) | SignalStep::DeleteNode(_) if entry.asking => {
                 return Next::Wait(situation.last_moment());
             }
-            Step::Ask(question) => ask(resource, rules.provider.clone(), question),
-            Step::DeleteNode(uid) => Effect::DeleteNode { key, node, uid },
+            SignalStep::Ask(question) => ask(resource, rules.provider.clone(), question),
+            SignalStep::DeleteNode(uid) => Effect::DeleteNode { key, node, uid },
         })
     }
 
@@ -176,7 +181,7 @@ impl Board {
             Some(_) => ResetObservation::Unknown,
         };
         let decision = self.decide(request, node_entry, &observation, signal.is_some(), now);
-        let Decision { act, wake, .. } = decision.unwrap_or_default();
+        let ResetDecision { act, wake, .. } = decision.unwrap_or_default();
         let step = match (act, signal) {
             (Some(Act::Make(_)), Some(signal)) => signal.send(),
             (None, Some(signal)) if request.status.completion.is_none() => signal.ask(),
@@ -187,13 +192,13 @@ impl Board {
         };
         let place = self.config.reset_provider.clone();
         match step {
-            Step::Write(status) => (Some(write(request, &status)), None),
+            SignalStep::Write(status) => (Some(write(request, &status)), None),
             // Only one question at a time. Its response triggers another evaluation.
-            Step::Ask(question) if !entry.asking => {
+            SignalStep::Ask(question) if !entry.asking => {
                 (place.map(|place| ask(request, place, question)), wake)
             }
-            Step::Wait(until) => (None, until.into_iter().chain(wake).min()),
-            Step::Ask(_) | Step::DeleteNode(_) => (None, wake),
+            SignalStep::Wait(until) => (None, until.into_iter().chain(wake).min()),
+            SignalStep::Ask(_) | SignalStep::DeleteNode(_) => (None, wake),
         }
     }
 
@@ -219,12 +224,12 @@ impl Board {
 
     fn decide(
         &self,
-        request: &Resource,
+        request: &MaintenanceResource,
         node_entry: &NodeEntry,
         reset: &ResetObservation,
         by_provider: bool,
         now: Timestamp,
-    ) -> Option<Decision> {
+    ) -> Option<ResetDecision> {
         let key = request.key();
         let node = node_entry.view.as_deref();
         Some(gpu_reset::decide(&gpu_reset::ResetInput {
@@ -241,7 +246,12 @@ impl Board {
         }))
     }
 
-    fn hand_over(&self, request: &Resource, node_entry: &NodeEntry, now: Timestamp) -> Option<Act> {
+    fn hand_over(
+        &self,
+        request: &MaintenanceResource,
+        node_entry: &NodeEntry,
+        now: Timestamp,
+    ) -> Option<Act> {
         let key = request.key();
         let node = node_entry.view.as_deref();
         handover::decide(&handover::HandoverInput {
@@ -253,7 +263,12 @@ impl Board {
         })
     }
 
-    fn effect(&self, request: &Resource, node_entry: &NodeEntry, act: Act) -> Option<Effect> {
+    fn effect(
+        &self,
+        request: &MaintenanceResource,
+        node_entry: &NodeEntry,
+        act: Act,
+    ) -> Option<Effect> {
         let key = request.key();
         Some(match act {
             Act::Finalizer(on) => Effect::Merge(key, request.finalizer(on)),
@@ -269,7 +284,7 @@ impl Board {
         })
     }
 
-    fn job(&self, request: &Resource, refused: Option<&String>) -> ResetObservation {
+    fn job(&self, request: &MaintenanceResource, refused: Option<&String>) -> ResetObservation {
         match (self.jobs.get(&job_name(&request.name)), refused) {
             (Some((job, why)), _) => ResetObservation::read(job, &request.uid, why.as_deref()),
             (None, Some(why)) => {
@@ -281,18 +296,18 @@ impl Board {
     }
 }
 
-fn ask(resource: &Resource, provider: ProviderPlace, question: Question) -> Effect {
+fn ask(resource: &MaintenanceResource, provider: ProviderPlace, question: Question) -> Effect {
     Effect::Ask {
         key: resource.key(),
         node: resource.node.clone(),
         operation: resource.operation().to_owned(),
-        gpus: Gpus::of(resource),
+        gpus: ResetGpus::of(resource),
         provider,
         question,
     }
 }
 
-fn write(resource: &Resource, status: &Status) -> Effect {
+fn write(resource: &MaintenanceResource, status: &Status) -> Effect {
     Effect::Write {
         key: resource.key(),
         version: resource.version.clone(),

@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::{Log, Machine};
+use super::{ComputerSystem, Log};
 
 /// Time for a BMC to report a requested reset.
 const TOLD_WITHIN: SignedDuration = SignedDuration::from_mins(2);
@@ -55,7 +55,7 @@ impl PowerCycleRecord {
 
     /// Returns whether the machine has been reset since, according to the machine itself and
     /// its log. A log without a new boot proves nothing: it may be full, or delayed.
-    pub fn verdict(&self, machine: &Machine, log: &Log, now: Timestamp) -> SignalEffect {
+    pub fn verdict(&self, machine: &ComputerSystem, log: &Log, now: Timestamp) -> SignalEffect {
         if log.last_boot.is_some() && log.last_boot > self.last_boot {
             return SignalEffect::Reset;
         }

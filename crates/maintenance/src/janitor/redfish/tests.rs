@@ -41,10 +41,10 @@ fn the_reset_is_the_strongest_that_the_machine_takes() {
         ("On", &Value::Null, "ForceRestart"),
         ("Off", &Value::Null, "On"),
     ] {
-        let machine = Machine::read(&machine(power, allowed)).unwrap();
+        let machine = ComputerSystem::read(&machine(power, allowed)).unwrap();
         assert_eq!(machine.reset_type().unwrap(), wanted, "{power} {allowed}");
     }
-    let gentle = Machine::read(&machine("On", &json!(["GracefulRestart"]))).unwrap();
+    let gentle = ComputerSystem::read(&machine("On", &json!(["GracefulRestart"]))).unwrap();
     assert_eq!(
         gentle.reset_type().unwrap_err(),
         "the machine takes none of the resets PowerCycle, ForceRestart, but GracefulRestart"
@@ -56,7 +56,7 @@ fn the_types_may_stand_in_a_description_of_the_action() {
     let mut object = machine("On", &Value::Null);
     let reset = &mut object["Actions"]["#ComputerSystem.Reset"];
     reset["@Redfish.ActionInfo"] = json!("/redfish/v1/Systems/1/ResetActionInfo");
-    let mut machine = Machine::read(&object).unwrap();
+    let mut machine = ComputerSystem::read(&object).unwrap();
     assert!(machine.says_no_types());
     assert_eq!(
         machine.action_info.as_deref(),
@@ -72,7 +72,7 @@ fn the_types_may_stand_in_a_description_of_the_action() {
 #[test]
 fn what_is_no_machine_says_so() {
     for object in [json!(null), json!([]), json!({"Actions": {}})] {
-        let error = Machine::read(&object).unwrap_err();
+        let error = ComputerSystem::read(&object).unwrap_err();
         assert_eq!(error, "the machine has no action #ComputerSystem.Reset");
     }
     assert!(members_of(&json!({"Members": "many"})).is_empty());
@@ -200,7 +200,7 @@ fn only_a_witness_says_that_a_machine_was_reset_or_not() {
             last_boot: boot_before.map(at),
             at: noted,
         };
-        let mut machine = Machine::read(&machine("On", &Value::Null)).unwrap();
+        let mut machine = ComputerSystem::read(&machine("On", &Value::Null)).unwrap();
         machine.last_reset = after.map(str::to_owned);
         let log = Log {
             last_boot: boot_after.map(at),
@@ -304,7 +304,7 @@ fn what_a_bmc_says_at_length_is_cut() {
     assert_eq!(log.critical[0].1.len(), 200);
     let mut object = machine("On", &json!([long]));
     object["LastResetTime"] = json!(long);
-    let machine = Machine::read(&object).unwrap();
+    let machine = ComputerSystem::read(&object).unwrap();
     assert_eq!(machine.last_reset, None);
     let failure = ProviderFailure::new(Class::Permanent, "X", machine.reset_type().unwrap_err());
     assert_eq!(failure.message.len(), 1000);

@@ -52,12 +52,12 @@ fn what_was_made_for_a_session_begins_only_while_that_permits_it() {
         scene
     };
     let mut refused = begun();
-    refused.answer(Answer::Sent(Err(failed(Class::Transient))));
+    refused.answer(ProviderAnswer::Sent(Err(failed(Class::Transient))));
     refused.node(Some(node("boot-1", true)));
     refused.later(600);
     let mut another = begun();
     another.crash();
-    another.answer(Answer::Found(Ok(Found::NotSent)));
+    another.answer(ProviderAnswer::Found(Ok(FoundOperation::NotSent)));
     assert_eq!(another.asked(), None, "the node was not observed yet");
     another.node(Some(node("boot-1", true)));
     for scene in [refused, another] {

@@ -15,12 +15,12 @@ const PLUGIN: &str = "nvidia.com/gpu.deploy.device-plugin";
 /// A cluster that carries out the board's effects and reports the results.
 struct World {
     board: Board,
-    objects: BTreeMap<Key, Value>,
+    objects: BTreeMap<ResourceKey, Value>,
     node: Option<NodeView>,
     job: Option<Value>,
     followed: bool,
     /// Actions for resources that have ended.
-    expired: Vec<(Key, Expiry)>,
+    expired: Vec<(ResourceKey, Expiry)>,
     version: u64,
     now: Timestamp,
     events: Vec<ResourceEvent>,
@@ -63,15 +63,15 @@ fn node() -> NodeView {
     NodeView::from_object(object).unwrap()
 }
 
-fn reset(name: &str) -> Key {
-    Key {
+fn reset(name: &str) -> ResourceKey {
+    ResourceKey {
         kind: Maintenance::Reset,
         name: name.to_owned(),
     }
 }
 
-fn hand_over(name: &str) -> Key {
-    Key {
+fn hand_over(name: &str) -> ResourceKey {
+    ResourceKey {
         kind: Maintenance::HandOver,
         name: name.to_owned(),
     }
@@ -124,7 +124,7 @@ impl World {
         }
     }
 
-    fn ask(&mut self, key: &Key) {
+    fn ask(&mut self, key: &ResourceKey) {
         self.version += 1;
         let spec = match key.kind {
             Maintenance::HandOver => {
@@ -140,10 +140,10 @@ impl World {
         self.see(key);
     }
 
-    fn see(&mut self, key: &Key) {
+    fn see(&mut self, key: &ResourceKey) {
         match self.objects.get(key).cloned() {
             Some(object) => {
-                let resource = Resource::read(key.kind, &object).unwrap();
+                let resource = MaintenanceResource::read(key.kind, &object).unwrap();
                 self.take(Input::Updated(Box::new(resource)));
             }
             None => self.take(Input::Deleted(key.clone())),
@@ -221,7 +221,7 @@ impl World {
         })
     }
 
-    fn merge(&mut self, key: Key, change: &Value) -> Input {
+    fn merge(&mut self, key: ResourceKey, change: &Value) -> Input {
         let Some(object) = self.objects.get_mut(&key) else {
             return Input::Written(key, WriteResult::Changed);
         };
@@ -235,7 +235,7 @@ impl World {
             object["metadata"]["finalizers"] = list.clone();
         }
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        let answer = Resource::read(key.kind, object).unwrap();
+        let answer = MaintenanceResource::read(key.kind, object).unwrap();
         let empty = object["metadata"]["finalizers"] == json!([]);
         if empty && object["metadata"]["deletionTimestamp"].is_string() {
             self.objects.remove(&key);
@@ -269,7 +269,7 @@ impl World {
         self.board.working_on("n1", |_| true)
     }
 
-    fn phase(&self, key: &Key) -> &str {
+    fn phase(&self, key: &ResourceKey) -> &str {
         self.objects[key]["status"]["phase"]
             .as_str()
             .unwrap_or_default()
@@ -325,7 +325,7 @@ fn a_failure_is_told_with_what_the_job_said() {
 #[test]
 fn one_request_at_a_time_is_at_work_on_a_node() {
     let mut world = World::new();
-    let reboot = Key {
+    let reboot = ResourceKey {
         kind: Maintenance::Reboot,
         name: "b".to_owned(),
     };
@@ -360,7 +360,7 @@ fn one_request_at_a_time_is_at_work_on_a_node() {
 
 #[test]
 fn a_reboot_waits_for_what_is_at_work_on_its_node() {
-    let reboot = Key {
+    let reboot = ResourceKey {
         kind: Maintenance::Reboot,
         name: "b".to_owned(),
     };
@@ -457,7 +457,7 @@ fn a_request_is_kept_for_its_time_after_its_end() {
         let mut world = World::new();
         world.ask(&key);
         // A running resource is kept, whatever its age.
-        let under_way = Resource::read(key.kind, &world.objects[&key]).unwrap();
+        let under_way = MaintenanceResource::read(key.kind, &world.objects[&key]).unwrap();
         assert_eq!(under_way.due(Some(SignedDuration::from_secs(1))), None);
         world.now += SignedDuration::from_mins(5);
         world.take(Input::Time);
@@ -486,7 +486,7 @@ fn a_request_is_kept_for_its_time_after_its_end() {
         for own in [Some("0s"), None] {
             let mut object = world.objects[&key].clone();
             object["metadata"]["annotations"] = json!({"nvsentinel.nvidia.com/ttl": own});
-            let resource = Resource::read(key.kind, &object).unwrap();
+            let resource = MaintenanceResource::read(key.kind, &object).unwrap();
             assert_eq!(resource.due(own.map(|_| hour)), None, "{key:?} {own:?}");
         }
     }

@@ -18,7 +18,7 @@ struct Pending {
 struct World {
     board: Board,
     process: u32,
-    objects: BTreeMap<Key, Value>,
+    objects: BTreeMap<ResourceKey, Value>,
     version: u64,
     node: NodeObservation,
     /// True if the provider recognises operations. Otherwise it treats each signal as a new one.
@@ -92,7 +92,7 @@ impl World {
             (Action::Terminate, "b", 2),
             (Action::Reboot, "c", 3),
         ] {
-            let key = Key {
+            let key = ResourceKey {
                 kind: action.kind(),
                 name: name.to_owned(),
             };
@@ -136,7 +136,7 @@ impl World {
 
     fn watch(&mut self) {
         for (key, object) in self.objects.clone() {
-            let resource = Resource::read(key.kind, &object).unwrap();
+            let resource = MaintenanceResource::read(key.kind, &object).unwrap();
             self.take(Input::Updated(Box::new(resource)));
         }
         let observation = Some(self.node.clone());
@@ -167,7 +167,7 @@ impl World {
                 for (field, value) in status.as_object().unwrap() {
                     object["status"][field] = value.clone();
                 }
-                let resource = Resource::read(key.kind, object).unwrap();
+                let resource = MaintenanceResource::read(key.kind, object).unwrap();
                 Input::Written(key, WriteResult::Done(Box::new(resource)))
             }
             Effect::Ask {
@@ -179,14 +179,16 @@ impl World {
                 let answer = match question {
                     Question::Send => {
                         self.signal(&operation);
-                        Answer::Sent(Ok(format!("request-of-{operation}")))
+                        ProviderAnswer::Sent(Ok(format!("request-of-{operation}")))
                     }
-                    Question::Find => Answer::Found(Ok(match self.signals.get(&operation) {
-                        _ if !self.knows => Found::CannotTell,
-                        Some(_) => Found::Sent(format!("request-of-{operation}")),
-                        None => Found::NotSent,
-                    })),
-                    Question::Ready(_) => Answer::Ready(Ok(self.node.ready)),
+                    Question::Find => {
+                        ProviderAnswer::Found(Ok(match self.signals.get(&operation) {
+                            _ if !self.knows => FoundOperation::CannotTell,
+                            Some(_) => FoundOperation::Sent(format!("request-of-{operation}")),
+                            None => FoundOperation::NotSent,
+                        }))
+                    }
+                    Question::Ready(_) => ProviderAnswer::Ready(Ok(self.node.ready)),
                 };
                 Input::Answered(key, operation, answer)
             }
@@ -207,9 +209,9 @@ impl World {
                 ..
             } => {
                 let answer = match question {
-                    Question::Send => Answer::Sent(Err(failure)),
-                    Question::Find => Answer::Found(Err(failure)),
-                    Question::Ready(_) => Answer::Ready(Err(failed(Class::Transient))),
+                    Question::Send => ProviderAnswer::Sent(Err(failure)),
+                    Question::Find => ProviderAnswer::Found(Err(failure)),
+                    Question::Ready(_) => ProviderAnswer::Ready(Err(failed(Class::Transient))),
                 };
                 Input::Answered(key, operation, answer)
             }

@@ -22,7 +22,7 @@ fn every_wait_has_an_end() {
     let mut scene = Scene::new(Action::Reboot, "");
     scene.node(Some(node("boot-1", true)));
     scene.now = TIMEOUT.as_secs() - 1;
-    scene.answer(Answer::Sent(Err(failed(Class::Transient))));
+    scene.answer(ProviderAnswer::Sent(Err(failed(Class::Transient))));
     scene.later(5);
     assert_eq!(scene.ended(), "TransientFailure");
     // A person has a day for the signal, and after it the usual time limit applies.
@@ -44,7 +44,7 @@ fn a_provider_that_names_hours_is_asked_again_after_five_minutes() {
     let mut scene = Scene::new(Action::Reboot, "");
     scene.node(Some(node("boot-1", true)));
     let wait = failed(Class::Transient).after(SignedDuration::from_hours(3));
-    scene.answer(Answer::Sent(Err(wait)));
+    scene.answer(ProviderAnswer::Sent(Err(wait)));
     scene.later(299);
     assert_eq!(scene.asked(), None);
     scene.later(1);

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::objects::not_gone;
 use super::{
-    Act, Decision, NODE_DELETED, NOT_READY, Step, TEST_FAILED, TIMED_OUT, after_failure, begin, of,
-    refused, second, short,
+    Act, Decision, NODE_DELETED, NOT_READY, TEST_FAILED, TIMED_OUT, ValidationStep, after_failure,
+    begin, of, refused, second, short,
 };
 use crate::validation_request::cluster_view::{NodeState, ObjectState, Readiness};
 use crate::validation_request::config::Run;
@@ -16,7 +16,7 @@ use crate::validation_request::{GROUP, KIND, VERSION};
 // === impl Decision ===
 
 impl Decision<'_> {
-    pub(super) fn running(mut self) -> Step {
+    pub(super) fn running(mut self) -> ValidationStep {
         // Another party may have removed the record, and a recreated node has none.
         let tests = self.tests();
         let acts = self.change_nodes(|record| {
@@ -26,7 +26,7 @@ impl Decision<'_> {
             }
         });
         if !acts.is_empty() {
-            return Step { acts, wake: None };
+            return ValidationStep { acts, wake: None };
         }
         let mut status = std::mem::take(&mut self.status);
         for group in &mut status.test_groups {
@@ -133,7 +133,7 @@ impl Decision<'_> {
     }
 
     /// Starts the next group that can start.
-    fn start(mut self) -> Step {
+    fn start(mut self) -> ValidationStep {
         let mut waits = Vec::new();
         let mut taken: Vec<String> = Vec::new();
         let running = self.status.test_groups.iter();
@@ -224,10 +224,10 @@ impl Decision<'_> {
 
     /// Starts a group. The object is created before the status is written; after a crash it is
     /// found by its name.
-    fn begin(mut self, at: usize) -> Step {
+    fn begin(mut self, at: usize) -> ValidationStep {
         let (namespace, now) = (self.cluster.namespace, self.cluster.now);
         let Some(group) = self.status.test_groups.get_mut(at) else {
-            return Step::default();
+            return ValidationStep::default();
         };
         let name = groups::object_name(&self.request.name, &group.name, group.attempts.len() + 1);
         let run = Run {
@@ -264,6 +264,6 @@ impl Decision<'_> {
         self.status.message = None;
         let mut acts = vec![make];
         acts.extend(self.write().acts);
-        Step { acts, wake: None }
+        ValidationStep { acts, wake: None }
     }
 }

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::{Act, Decision};
-use crate::validation_request::Request;
+use crate::validation_request::ValidationRequest;
 use crate::validation_request::cluster_view::ObjectState;
 use crate::validation_request::status::{Attempt, TestGroup};
 
@@ -34,7 +34,7 @@ impl Decision<'_> {
 
     /// Returns whether an object of an ended attempt of the group still exists, for this or
     /// another request.
-    pub(super) fn lingers(&self, request: &Request, group: &TestGroup) -> bool {
+    pub(super) fn lingers(&self, request: &ValidationRequest, group: &TestGroup) -> bool {
         let mut ended = group.attempts.iter().filter(|one| one.phase.is_over());
         ended.any(|one| self.is_there(request, group, one))
     }
@@ -50,13 +50,23 @@ impl Decision<'_> {
     }
 
     /// Returns whether an attempt's object exists and belongs to the request.
-    pub(super) fn is_there(&self, request: &Request, group: &TestGroup, attempt: &Attempt) -> bool {
+    pub(super) fn is_there(
+        &self,
+        request: &ValidationRequest,
+        group: &TestGroup,
+        attempt: &Attempt,
+    ) -> bool {
         let state = self.object(request, &group.provider, &attempt.object_name);
         !matches!(state, ObjectState::Gone | ObjectState::Foreign)
     }
 
     /// Returns the state of an object.
-    pub(super) fn object(&self, request: &Request, provider: &str, name: &str) -> ObjectState {
+    pub(super) fn object(
+        &self,
+        request: &ValidationRequest,
+        provider: &str,
+        name: &str,
+    ) -> ObjectState {
         let key = (provider.to_owned(), name.to_owned());
         let Some(object) = self.cluster.objects.get(&key) else {
             return ObjectState::Gone;

@@ -34,7 +34,7 @@ proptest! {
     ) {
         let book = book(events);
         let faults: Vec<&Fault> = book.faults(NODE).iter().collect();
-        let text = message::render(&faults, &Limits::new(max, compacted).unwrap());
+        let text = message::render(&faults, &MessageLimits::new(max, compacted).unwrap());
         prop_assert!(text.len() <= max, "{} bytes: {text}", text.len());
         prop_assert!(!text.chars().any(char::is_control));
         if let Some(cut) = text.strip_suffix("...") {

@@ -22,7 +22,7 @@ fn faults_that_are_not_fatal_are_occurrences() {
         many,
         repeat,
     ]);
-    let found = occurrences(book.faults(NODE), &Limits::default());
+    let found = occurrences(book.faults(NODE), &MessageLimits::default());
     let shown: Vec<_> = found
         .iter()
         .map(|one| (one.message.as_str(), one.count))

@@ -91,14 +91,14 @@ fn a_report_closes_only_what_its_own_authority_or_a_lower_one_opened() {
             let changes = book.record(&healthy(3, by(closes.clone())));
             let left = usize::from(!may);
             assert_eq!(book.faults("n1").len(), left, "{opens:?} {closes:?}");
-            assert!(matches!(changes[0], Change::Closed(_)), "{changes:?}");
+            assert!(matches!(changes[0], FaultChange::Closed(_)), "{changes:?}");
             let changes = book.record(&healthy(4, by(closes.clone())));
             let expected = if may {
                 Ignored::NothingToClose
             } else {
                 Ignored::LacksAuthority
             };
-            assert_eq!(changes, [Change::Ignored(expected)]);
+            assert_eq!(changes, [FaultChange::Ignored(expected)]);
         }
     }
 }
@@ -109,19 +109,22 @@ fn a_fault_opens_is_refreshed_and_closes() {
     let title = "SysLogsXIDError 79 on PCI 0000:b3:00".to_owned();
     assert_eq!(
         book.record(&record(1, |_| ())),
-        [Change::Opened(title.clone())]
+        [FaultChange::Opened(title.clone())]
     );
     assert_eq!(
         book.record(&record(2, |_| ())),
-        [Change::Refreshed(title.clone())]
+        [FaultChange::Refreshed(title.clone())]
     );
     let fault = &book.faults("n1")[0];
     assert_eq!((fault.count, fault.first_seen < fault.last_seen), (2, true));
-    assert_eq!(book.record(&healthy(3, |_| ())), [Change::Closed(title)]);
+    assert_eq!(
+        book.record(&healthy(3, |_| ())),
+        [FaultChange::Closed(title)]
+    );
     assert_eq!(book.nodes().count(), 0);
     assert_eq!(
         book.record(&healthy(4, |_| ())),
-        [Change::Ignored(Ignored::NothingToClose)]
+        [FaultChange::Ignored(Ignored::NothingToClose)]
     );
 }
 
@@ -130,7 +133,7 @@ fn a_book_begins_behind_what_is_history() {
     let mut book = FaultBook::since(7.into());
     assert_eq!(book.applied(), 7.into());
     let old = book.record(&record(7, |_| ()));
-    assert_eq!(old, [Change::Ignored(Ignored::AlreadyRecorded)]);
+    assert_eq!(old, [FaultChange::Ignored(Ignored::AlreadyRecorded)]);
     assert_eq!(book.nodes().count(), 0);
     book.record(&record(8, |_| ()));
     assert_eq!(book.faults("n1").len(), 1);
@@ -198,7 +201,7 @@ fn an_event_takes_effect_once_however_often_it_is_delivered() {
     book.record(&healthy(2, |_| ()));
     assert_eq!(
         book.record(&first),
-        [Change::Ignored(Ignored::AlreadyRecorded)]
+        [FaultChange::Ignored(Ignored::AlreadyRecorded)]
     );
     assert!(book.faults("n1").is_empty());
 }
@@ -247,7 +250,7 @@ fn a_fault_only_gets_graver_until_it_closes() {
     let mut book = FaultBook::default();
     book.record(&record(1, |event| event.is_fatal = false));
     let changes = book.record(&record(2, |event| event.message = "worse".into()));
-    assert!(matches!(changes.as_slice(), [Change::Escalated(_)]));
+    assert!(matches!(changes.as_slice(), [FaultChange::Escalated(_)]));
     book.record(&record(3, |event| event.is_fatal = false));
     let fault = &book.faults("n1")[0];
     assert_eq!(
@@ -282,7 +285,7 @@ fn stored_only_and_earlier_events_open_nothing() {
     let mut book = FaultBook::default();
     for (seq, strategy) in [(1, 2), (2, 3)] {
         let changes = book.record(&record(seq, |event| event.processing_strategy = strategy));
-        assert_eq!(changes, [Change::Ignored(Ignored::Strategy)]);
+        assert_eq!(changes, [FaultChange::Ignored(Ignored::Strategy)]);
     }
     // The event has both marks; the reported reason is its age.
     let changes = book.record(&record(3, |event| {
@@ -291,7 +294,7 @@ fn stored_only_and_earlier_events_open_nothing() {
             .metadata
             .insert(keys::META_EARLIER_IN_BOOT.into(), "true".into());
     }));
-    assert_eq!(changes, [Change::Ignored(Ignored::EarlierInBoot)]);
+    assert_eq!(changes, [FaultChange::Ignored(Ignored::EarlierInBoot)]);
     assert!(book.faults("n1").is_empty());
     // An unknown strategy counts as the default one: it must not hide a fault.
     book.record(&record(4, |event| event.processing_strategy = 42));
@@ -462,7 +465,7 @@ fn a_milder_report_that_asks_for_something_else_does_not_take_the_fatal_one_s_pl
     });
     assert!(matches!(
         book.record(&milder).as_slice(),
-        [Change::Refreshed(_)]
+        [FaultChange::Refreshed(_)]
     ));
     let fault = &book.faults("n1")[0];
     assert!(fault.event.is_fatal && fault.event.quarantine_overrides.is_none());

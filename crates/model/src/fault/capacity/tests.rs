@@ -3,7 +3,7 @@ use jiff::Timestamp;
 
 use super::*;
 use crate::event::{EventRecord, normalise};
-use crate::fault::{Change, Ignored};
+use crate::fault::{FaultChange, Ignored};
 use crate::reporter::{Process, Reporter};
 
 /// Accepted events, and the book that recorded them.
@@ -19,7 +19,7 @@ impl Bench {
         by: &Reporter,
         code: &str,
         edit: impl Fn(&mut HealthEvent),
-    ) -> Vec<Change> {
+    ) -> Vec<FaultChange> {
         let seq = self.log.len() as u64 + 1;
         let created_at = Timestamp::from_second(1_800_000_000 + seq.cast_signed()).unwrap();
         let mut event = HealthEvent {
@@ -43,7 +43,7 @@ impl Bench {
         self.book.record(&self.log[self.log.len() - 1])
     }
 
-    fn recover(&mut self, by: &Reporter, code: &str) -> Vec<Change> {
+    fn recover(&mut self, by: &Reporter, code: &str) -> Vec<FaultChange> {
         self.report(by, code, |event| {
             (event.is_healthy, event.is_fatal) = (true, false);
         })
@@ -108,7 +108,10 @@ fn users_cannot_fill_the_room_of_the_monitors() {
         assert_eq!(bench.count(&user(1000)), MAX_OPEN_FAULTS_PER_NODE);
         assert_eq!(bench.book.missed("n1"), 76);
         let changes = bench.report(&Reporter::Monitor, "79", |_| ());
-        assert!(matches!(changes[..], [Change::Opened(_)]), "{changes:?}");
+        assert!(
+            matches!(changes[..], [FaultChange::Opened(_)]),
+            "{changes:?}"
+        );
         assert_eq!(bench.count(&user(1000)), MAX_OPEN_FAULTS_PER_NODE);
     }
 }
@@ -151,7 +154,7 @@ fn an_event_of_very_many_faults_opens_as_many_as_there_is_room_for() {
         });
         let refused = changes
             .iter()
-            .filter(|change| **change == Change::Ignored(Ignored::Overflow));
+            .filter(|change| **change == FaultChange::Ignored(Ignored::Overflow));
         assert_eq!(refused.count(), 1);
     }
     assert!(bench.count(&user(1000)) <= MAX_OPEN_FAULTS_PER_NODE);
@@ -171,7 +174,7 @@ fn what_found_no_room_is_read_again_when_there_is_some() {
     // Recovers while it is not in the book.
     let healed = (over - 1).to_string();
     let changes = bench.recover(&monitor, &healed);
-    assert_eq!(changes, [Change::Ignored(Ignored::NothingToClose)]);
+    assert_eq!(changes, [FaultChange::Ignored(Ignored::NothingToClose)]);
     let half = MAX_OPEN_FAULTS_PER_NODE / 2;
     for code in 0..half {
         bench.recover(&monitor, &code.to_string());

@@ -20,7 +20,7 @@ use super::World;
 use super::judge;
 
 /// Request that has not arrived yet.
-pub(super) enum Request {
+pub(super) enum PendingRequest {
     Patch(Box<Planned>),
     Remove(Box<PlannedRemoval>),
     Checkpoint(Box<PlannedCheckpoint>),
@@ -48,7 +48,7 @@ impl World {
         let done = matches!(fate, Fate::Done | Fate::DoneUnanswered);
         let mut made = None;
         let input = match request {
-            Request::Patch(planned) => {
+            PendingRequest::Patch(planned) => {
                 let answer = if done {
                     self.patch(&planned)?
                 } else {
@@ -62,7 +62,7 @@ impl World {
                 let node = planned.node;
                 FleetInput::NodePatched { node, answer }
             }
-            Request::Remove(planned) => {
+            PendingRequest::Remove(planned) => {
                 let answer = if done {
                     self.remove(&planned)
                 } else {
@@ -79,7 +79,7 @@ impl World {
                 let PlannedRemoval { node, uid, .. } = *planned;
                 FleetInput::PodAnswered { node, uid, answer }
             }
-            Request::Checkpoint(planned) => {
+            PendingRequest::Checkpoint(planned) => {
                 let answer = if done {
                     self.ask_checkpoint(&planned)
                 } else {
@@ -94,7 +94,7 @@ impl World {
                         .unwrap_or_else(failed),
                 }
             }
-            Request::Rule(planned) => {
+            PendingRequest::Rule(planned) => {
                 let PlannedRule { node, change, .. } = *planned;
                 let changed = done.then(|| self.rules.change(&change));
                 let failed = Err(RequestFailure::Error { retry_after: None });
@@ -104,7 +104,7 @@ impl World {
                     result: changed.filter(|_| fate == Fate::Done).unwrap_or(failed),
                 }
             }
-            Request::Make(planned) => {
+            PendingRequest::Make(planned) => {
                 let answer = if done {
                     self.resources.make(&planned)
                 } else {
@@ -120,16 +120,16 @@ impl World {
                 made = Some(name).filter(|_| done);
                 FleetInput::ResourceCreated { node, key, answer }
             }
-            Request::Withdraw(attempt, begun) => {
+            PendingRequest::Withdraw(attempt, begun) => {
                 if !done {
                     // The request is repeated as long as the controller runs.
-                    self.pending.push(Request::Withdraw(attempt, begun));
+                    self.pending.push(PendingRequest::Withdraw(attempt, begun));
                 } else if self.resources.withdraw(&attempt, begun) {
                     self.send_resource(&attempt.name);
                 }
                 return Ok(true); // The controller expects no answer.
             }
-            Request::LookUp(node, ids) => {
+            PendingRequest::LookUp(node, ids) => {
                 let found = ids.into_iter().map(|id| {
                     let found = if self.store.has(&id) {
                         EventInStore::Current
@@ -141,7 +141,7 @@ impl World {
                 let found = (fate == Fate::Done).then(|| found.collect());
                 FleetInput::EventsFound { node, found }
             }
-            Request::Append(node, events) => {
+            PendingRequest::Append(node, events) => {
                 let mut last = None;
                 for (event, created_at) in events.into_iter().filter(|_| done) {
                     last = last.max(self.store.append(event, created_at));
@@ -164,7 +164,9 @@ impl World {
     /// Returns true if a request to a pod to write a checkpoint is pending.
     pub(in crate::simulate) fn asks_checkpoint(&self, uid: &str) -> bool {
         let mut pending = self.pending.iter();
-        pending.any(|request| matches!(request, Request::Checkpoint(planned) if planned.uid == uid))
+        pending.any(
+            |request| matches!(request, PendingRequest::Checkpoint(planned) if planned.uid == uid),
+        )
     }
 
     /// Asks a pod to write a checkpoint.
@@ -190,7 +192,8 @@ impl World {
     /// Returns true if a request to create the custom resource of an attempt is pending.
     pub(in crate::simulate) fn creates(&self, key: &str) -> bool {
         let mut pending = self.pending.iter();
-        pending.any(|request| matches!(request, Request::Make(planned) if planned.key == key))
+        pending
+            .any(|request| matches!(request, PendingRequest::Make(planned) if planned.key == key))
     }
 
     /// Carries out a patch like the API server: only if the node still is as the decision saw

@@ -36,7 +36,7 @@ fn found(kept: &Kept, store: Option<&str>) -> (Vec<String>, HashSet<String>) {
 }
 
 /// Small segments, so that they change often; room for all of them.
-const SMALL: Limits = Limits {
+const SMALL: OutboxLimits = OutboxLimits {
     bytes: 16 * 300,
     events: 100,
 };

@@ -7,7 +7,7 @@ use super::*;
 fn judged(driver: &str, line: &str) -> Finding {
     let mut decoder = KernelLogDecoder::default();
     let machine = format!(r#"{{"driver_version": "{driver}"}}"#);
-    decoder.set_machine(Some(Machine::parse(&machine).unwrap()));
+    decoder.set_machine(Some(MachineGpus::parse(&machine).unwrap()));
     one(&mut decoder, &format!("NVRM: Xid (PCI:0000:b3:00): {line}"))
 }
 
@@ -314,7 +314,7 @@ fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
     for (driver, code, text, error_code, fatal, action, has_basis) in table {
         let mut decoder = KernelLogDecoder::default();
         decoder.set_machine(driver.map(|version| {
-            Machine::parse(&format!(r#"{{"driver_version": "{version}"}}"#)).unwrap()
+            MachineGpus::parse(&format!(r#"{{"driver_version": "{version}"}}"#)).unwrap()
         }));
         let finding = one(&mut decoder, &line(code, text));
         assert_eq!(

@@ -201,7 +201,7 @@ fn a_rate_that_has_begun_is_over_below_its_own_threshold() {
 
 #[test]
 fn a_changed_limit_changes_what_is_told() {
-    type Sets = fn(&mut Limits);
+    type Sets = fn(&mut CheckLimits);
     type Edit = fn(&mut Readings);
     let cases: [(&str, Edit, Sets); 4] = [
         (

@@ -39,7 +39,7 @@ impl Bench {
         }
     }
 
-    fn takes(&mut self, look: &DcgmLook) -> Vec<Change> {
+    fn takes(&mut self, look: &DcgmLook) -> Vec<ProblemChange> {
         self.now += EVERY;
         self.health.take_dcgm(look, self.now)
     }
@@ -213,7 +213,7 @@ fn switches_other_parts_and_codes_without_a_name_are_kept_apart() {
         "entity 3 of kind 6 of DCGM: code 999 of DCGM: text of 999"
     );
     let look = bench.look_of(&[]);
-    let over: Vec<Change> = (0..8).flat_map(|_| bench.takes(&look)).collect();
+    let over: Vec<ProblemChange> = (0..8).flat_map(|_| bench.takes(&look)).collect();
     assert_eq!(over.len(), 4);
 }
 
@@ -228,7 +228,7 @@ fn the_end_of_what_is_about_no_gpu_is_not_that_of_a_gpus_problem() {
     let failed = incident(1, MEMORY, REMAP_FAILED);
     assert_eq!(bench.dcgm(&[failed.clone(), of_none]).len(), 2);
     let look = bench.look_of(&[failed]);
-    let over: Vec<Change> = (0..8).flat_map(|_| bench.takes(&look)).collect();
+    let over: Vec<ProblemChange> = (0..8).flat_map(|_| bench.takes(&look)).collect();
     assert_eq!(over.len(), 1);
     assert!(over[0].gpu.is_none() && !over[0].is_all_well, "{over:?}");
     let over = bench.dcgm_for_long(&[]);

@@ -105,7 +105,7 @@ fn where_no_gpu_answers_nothing_is_seen_and_nothing_is_said() {
     assert_eq!(bench.poll(), ["-0 DCGM_FR_PENDING_ROW_REMAP"]);
     // A machine that never had a GPU is not blind.
     let none = Inventory::default();
-    assert!(!Health::new(Limits::default(), Remembered::default()).is_blind(&none));
+    assert!(!Health::new(CheckLimits::default(), Remembered::default()).is_blind(&none));
 }
 
 #[test]

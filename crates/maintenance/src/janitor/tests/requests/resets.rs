@@ -1,7 +1,7 @@
 //! GPU resets by a provider, on a board.
 
 use super::*;
-use crate::janitor::{Answer, Class, Found, ProviderFailure, Question};
+use crate::janitor::{Class, FoundOperation, ProviderAnswer, ProviderFailure, Question};
 
 /// Time after which a provider is asked again.
 const AGAIN: SignedDuration = SignedDuration::from_secs(30);
@@ -24,7 +24,7 @@ fn sending() -> World {
 
 fn sent() -> World {
     let mut world = sending();
-    world.answer(Answer::Sent(Ok("i-1".to_owned())));
+    world.answer(ProviderAnswer::Sent(Ok("i-1".to_owned())));
     assert_eq!(world.says("SignalSent"), "True Succeeded");
     assert_eq!(
         world.says("ResetJobCreated"),
@@ -41,7 +41,7 @@ fn failed(class: Class) -> ProviderFailure {
 }
 
 impl World {
-    fn answer(&mut self, answer: Answer) {
+    fn answer(&mut self, answer: ProviderAnswer) {
         self.asked = None;
         let key = reset("r1");
         self.take(Input::Answered(key.clone(), key.title(), answer));
@@ -79,10 +79,10 @@ impl World {
 #[test]
 fn a_provider_resets_in_the_place_of_the_job() {
     let mut world = sent();
-    world.answer(Answer::Ready(Ok(false)));
+    world.answer(ProviderAnswer::Ready(Ok(false)));
     assert_eq!(world.asked, None);
     world.passes(AGAIN);
-    world.answer(Answer::Ready(Ok(true)));
+    world.answer(ProviderAnswer::Ready(Ok(true)));
     assert_eq!(
         (world.phase(&reset("r1")), world.end().as_str()),
         ("Succeeded", "Succeeded")
@@ -93,7 +93,7 @@ fn a_provider_resets_in_the_place_of_the_job() {
 #[test]
 fn what_its_provider_says_has_failed_is_followed_by_a_reboot() {
     let mut world = sent();
-    world.answer(Answer::Ready(Err(failed(Class::Permanent))));
+    world.answer(ProviderAnswer::Ready(Err(failed(Class::Permanent))));
     assert_eq!(world.says("ResetJobCompleted"), "False ResetJobFailed");
     assert_eq!(world.end(), "PermanentFailure");
     assert_eq!(world.asked, None);
@@ -106,23 +106,25 @@ fn a_lost_answer_is_asked_for_and_nothing_is_sent_twice() {
         if crash {
             world.crash();
         } else {
-            world.answer(Answer::Sent(Err(failed(Class::Ambiguous))));
+            world.answer(ProviderAnswer::Sent(Err(failed(Class::Ambiguous))));
             assert_eq!(world.says("SignalSent"), "Unknown Unclear");
         }
         assert_eq!(world.asked, Some(Question::Find), "{crash}");
-        world.answer(Answer::Found(Err(failed(Class::Transient))));
+        world.answer(ProviderAnswer::Found(Err(failed(Class::Transient))));
         assert_eq!(world.asked, None);
         world.passes(AGAIN);
         assert_eq!(world.asked, Some(Question::Find));
-        world.answer(Answer::Found(Ok(Found::Sent("i-1".to_owned()))));
+        world.answer(ProviderAnswer::Found(Ok(FoundOperation::Sent(
+            "i-1".to_owned(),
+        ))));
         assert_eq!(world.says("SignalSent"), "True Succeeded");
         world.passes(AGAIN);
-        world.answer(Answer::Ready(Ok(true)));
+        world.answer(ProviderAnswer::Ready(Ok(true)));
         assert_eq!(world.end(), "Succeeded");
         // The signal was not sent, so it is sent again.
         let mut world = sending();
         world.crash();
-        world.answer(Answer::Found(Ok(Found::NotSent)));
+        world.answer(ProviderAnswer::Found(Ok(FoundOperation::NotSent)));
         assert_eq!(world.asked, Some(Question::Send));
     }
 }
@@ -131,7 +133,7 @@ fn a_lost_answer_is_asked_for_and_nothing_is_sent_twice() {
 fn of_a_provider_that_cannot_tell_nobody_knows_and_a_person_is_asked() {
     let mut world = sending();
     world.crash();
-    world.answer(Answer::Found(Ok(Found::CannotTell)));
+    world.answer(ProviderAnswer::Found(Ok(FoundOperation::CannotTell)));
     assert_eq!(world.asked, None);
     world.passes(SignedDuration::from_mins(29));
     assert_eq!(world.phase(&reset("r1")), "InProgress");
@@ -145,7 +147,7 @@ fn of_a_provider_that_cannot_tell_nobody_knows_and_a_person_is_asked() {
     // A provider that accepts the signal and never reports its completion.
     let mut world = sent();
     for _ in 0..62 {
-        world.answer(Answer::Ready(Ok(false)));
+        world.answer(ProviderAnswer::Ready(Ok(false)));
         world.passes(AGAIN);
     }
     assert_eq!(world.says("Complete"), "False ResetTimeoutExceeded");
@@ -155,13 +157,15 @@ fn of_a_provider_that_cannot_tell_nobody_knows_and_a_person_is_asked() {
 #[test]
 fn what_is_refused_ends_as_the_provider_says() {
     let mut world = sending();
-    world.answer(Answer::Sent(Err(failed(Class::Permanent))));
+    world.answer(ProviderAnswer::Sent(Err(failed(Class::Permanent))));
     assert_eq!(world.says("Complete"), "False ResetJobCreationFailed");
     assert_eq!(world.end(), "PermanentFailure");
     let mut world = sending();
     for _ in 0..5 {
         let wait = SignedDuration::from_secs(17);
-        world.answer(Answer::Sent(Err(failed(Class::Transient).after(wait))));
+        world.answer(ProviderAnswer::Sent(Err(
+            failed(Class::Transient).after(wait)
+        )));
         assert_eq!(
             (world.says("SignalSent").as_str(), &world.asked),
             ("Unknown Retrying", &None)
@@ -171,7 +175,7 @@ fn what_is_refused_ends_as_the_provider_says() {
         world.passes(SignedDuration::from_secs(1));
         assert_eq!(world.asked, Some(Question::Send));
     }
-    world.answer(Answer::Sent(Err(failed(Class::Transient))));
+    world.answer(ProviderAnswer::Sent(Err(failed(Class::Transient))));
     assert_eq!(world.says("Complete"), "False ResetSignalNotTaken");
     assert_eq!(
         (world.end().as_str(), &world.asked),
@@ -189,7 +193,7 @@ fn one_that_is_deleted_waits_for_the_provider_and_then_no_longer() {
         world.see(&key);
         assert_eq!(world.labels()[PLUGIN], "false");
         if answers {
-            world.answer(Answer::Ready(Ok(true)));
+            world.answer(ProviderAnswer::Ready(Ok(true)));
         } else {
             world.passes(SignedDuration::from_mins(2));
         }
@@ -216,9 +220,9 @@ fn whoever_has_begun_a_reset_ends_it_whatever_the_configuration_says_then() {
 
 #[test]
 fn the_job_of_a_provider_is_known_by_its_operation_and_says_how_it_ended() {
-    use crate::gpu_reset::Gpus;
+    use crate::gpu_reset::ResetGpus;
     use crate::janitor::generic::{is_of, is_reset, reset_job};
-    let gpus = Gpus {
+    let gpus = ResetGpus {
         uuids: vec!["GPU-1".to_owned()],
         pci_bus_ids: vec!["0000:01:00.0".to_owned()],
     };

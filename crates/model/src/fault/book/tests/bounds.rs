@@ -61,12 +61,12 @@ fn the_bytes_of_a_nodes_faults_are_bounded_and_fatal_ones_have_precedence() {
     };
     let changes = book.record(&graver(25, &open[0]));
     assert!(
-        matches!(changes.as_slice(), [Change::Escalated(_)]),
+        matches!(changes.as_slice(), [FaultChange::Escalated(_)]),
         "{changes:?}"
     );
     let changes = book.record(&record(26, large));
     assert!(
-        matches!(changes.as_slice(), [Change::Opened(_)]),
+        matches!(changes.as_slice(), [FaultChange::Opened(_)]),
         "{changes:?}"
     );
     let codes: Vec<&str> = (book.faults("n1").iter())
@@ -93,7 +93,7 @@ fn the_bytes_of_a_nodes_faults_are_bounded_and_fatal_ones_have_precedence() {
         event.metadata.insert("more".into(), "x".repeat(1 << 20));
     }));
     assert!(
-        matches!(changes.as_slice(), [Change::Refreshed(_)]),
+        matches!(changes.as_slice(), [FaultChange::Refreshed(_)]),
         "{changes:?}"
     );
     assert!(size(&book) <= MAX_FAULT_BYTES_PER_NODE);
@@ -117,7 +117,7 @@ fn invented_node_names_cannot_fill_the_memory() {
         event.error_code = vec!["48".into()];
     }));
     assert!(
-        matches!(changes.as_slice(), [Change::Opened(_)]),
+        matches!(changes.as_slice(), [FaultChange::Opened(_)]),
         "{changes:?}"
     );
 }

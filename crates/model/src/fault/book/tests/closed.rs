@@ -18,8 +18,8 @@ fn counted(event: &mut HealthEvent) {
 /// An agent counts for a minute, and an event may wait in its outbox for an hour.
 #[test]
 fn what_was_accepted_before_a_recovery_and_comes_after_it_opens_nothing() {
-    let before = [Change::Ignored(Ignored::BeforeRecovery)];
-    let opens = |changes: &[Change]| matches!(changes, [Change::Opened(_)]);
+    let before = [FaultChange::Ignored(Ignored::BeforeRecovery)];
+    let opens = |changes: &[FaultChange]| matches!(changes, [FaultChange::Opened(_)]);
     let book = || {
         let mut book = FaultBook::default();
         book.record(&accepted(record(1, |_| ()), 0));
@@ -88,7 +88,7 @@ fn what_is_found_in_a_new_boot_or_on_a_new_machine_is_not_from_before() {
     assert!(book.faults("n1").is_empty());
     // The clock was wrong until the network came up.
     let late = accepted(record(3, |event| boot(event, "old")), 50);
-    let ignored = [Change::Ignored(Ignored::BeforeRecovery)];
+    let ignored = [FaultChange::Ignored(Ignored::BeforeRecovery)];
     assert_eq!(book.record(&late), ignored);
     book.record(&accepted(record(4, |event| boot(event, "new")), 50));
     assert_eq!(book.faults("n1").len(), 1);
