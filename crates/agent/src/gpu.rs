@@ -1,6 +1,6 @@
 //! The GPU health monitor: receives what a probe reads from the GPUs, has it evaluated
 //! (`diagnosis/src/gpu/checks.rs`), and reports the problems that opened and closed.
-//! [`crate::monitor`] does the rest with a report.
+//! [`monitor`] does the rest with a report.
 //!
 //! DCGM may be a second source (`dcgm`); a problem that both report is one fault. A driver that
 //! does not respond is a failing source, never a fault. The driver's XIDs are reported if no

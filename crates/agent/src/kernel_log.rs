@@ -1,5 +1,5 @@
 //! The kernel-log monitor (NVSentinel's syslog health monitor): reads a kernel log, decodes the
-//! faults in it and reports them. [`crate::monitor`] does the rest with a report.
+//! faults in it and reports them. [`monitor`] does the rest with a report.
 
 mod arrival;
 pub(crate) mod event;

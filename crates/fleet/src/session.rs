@@ -186,7 +186,7 @@ pub struct JournalNote {
     pub detail: Value,
 }
 
-/// Failure of an attempt.
+/// Failure of a request to change the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestFailure {
     /// The node has changed since the decision: decide again soon.

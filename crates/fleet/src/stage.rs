@@ -2,8 +2,8 @@
 //!
 //! In a look at a node every stage plans what the session is to record of it, the session steps,
 //! and every stage acts on what the node then says ([`look`](super::look)). A stage reads the
-//! [`Facts`] and changes its own state; it requests everything else through [`StageRequests`]. If one
-//! stage depends on another, the dependency is a fact.
+//! [`Facts`] and changes its own state; it requests everything else through [`StageRequests`]. If
+//! one stage depends on another, the dependency is a fact.
 //!
 //! CONTRIBUTING.md has the steps to add a stage, and `toy.rs` one that does nothing but show them.
 

@@ -365,7 +365,7 @@ async fn answer(
     Ok(([(CONTENT_TYPE, json), (CONTENT_LENGTH, length)], body).into_response())
 }
 
-/// Fields of an [`RendezvousAnswer`] after `data`.
+/// Fields of a [`RendezvousAnswer`] after `data`.
 #[derive(Serialize)]
 struct Ending {
     full: bool,

@@ -1,7 +1,7 @@
 //! Requests to the API server and to the store that are in flight.
 //!
-//! Each request is a task that ends with an [`RequestAnswer`]: the input for the fleet, and the journal
-//! entry. A slow server or store delays only the nodes of its requests.
+//! Each request is a task that ends with a [`RequestAnswer`]: the input for the fleet, and the
+//! journal entry. A slow server or store delays only the nodes of its requests.
 
 use std::future::Future;
 use std::sync::Arc;
