@@ -1,5 +1,5 @@
 //! Status of each event in its record: `nodequarantined`, and beside it `userpodsevictionstatus`
-//! ([`eviction`]) and `faultremediated` ([`Repair`]).
+//! ([`eviction`]) and `faultremediated` ([`RemediationProgress`]).
 //!
 //! The values are NVSentinel's: `Quarantined` for the event that took its node out,
 //! `AlreadyQuarantined` for further events of the same session (a partial recovery, too),
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use contract::{HealthEvent, keys};
 use jiff::Timestamp;
-use model::attempt::{RemediationMark, Repair};
+use model::attempt::{RemediationMark, RemediationProgress};
 use model::fault::Fault;
 use model::ownership::Ownership;
 use policy::assess::Desired;
@@ -63,7 +63,7 @@ pub struct Reports {
     /// Progress of the drain in the last update.
     drain: Option<Eviction>,
     /// Progress of the remediation in the last update.
-    repair: Option<Repair>,
+    repair: Option<RemediationProgress>,
     /// Updates of single events since the last save, repeated after a crash.
     updates: Vec<StatusUpdate>,
     /// True until the first look after a restore: the session's events are not known yet.
@@ -223,7 +223,7 @@ impl Reports {
             let node = observed.view.name.clone();
             statuses.push(StatusUpdate::Drain { node, eviction, at });
         }
-        let repair = (own.mark.remediation.as_ref()).and_then(RemediationMark::repair);
+        let repair = (own.mark.remediation.as_ref()).and_then(RemediationMark::progress);
         if let Some(repair) = repair.filter(|repair| self.repair.as_ref() != Some(repair)) {
             self.repair = Some(repair.clone());
             let node = observed.view.name.clone();

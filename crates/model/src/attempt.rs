@@ -113,7 +113,7 @@ pub enum AttemptOutcome {
 
 /// Remediation state of a node, for the records of its events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Repair {
+pub struct RemediationProgress {
     /// `faultremediated`: true after a successful remediation, false while gpuwarden waits for
     /// a person.
     pub remediated: Option<bool>,
@@ -177,7 +177,7 @@ impl RemediationMark {
 
     /// Returns the progress of the remediation, for the records of the node's events. `None` if
     /// no resource was created and no person was asked.
-    pub fn repair(&self) -> Option<Repair> {
+    pub fn progress(&self) -> Option<RemediationProgress> {
         let attempted_at = self.remediations().filter_map(|one| one.made).last();
         let succeeded = self.remediations().last().filter(|one| one.succeeded());
         let (remediated, up_to) = match (&self.person, succeeded.and_then(|one| one.end.as_ref())) {
@@ -185,7 +185,7 @@ impl RemediationMark {
             (None, Some(end)) => (Some(true), end.at),
             (None, None) => (None, attempted_at?),
         };
-        Some(Repair {
+        Some(RemediationProgress {
             remediated,
             attempted_at,
             up_to,

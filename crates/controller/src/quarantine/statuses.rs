@@ -8,7 +8,7 @@ use std::time::Duration;
 use fleet::status::eviction::{Eviction, EvictionStatus};
 use fleet::status::{EventStatuses, NodeQuarantined, StatusUpdate};
 use jiff::Timestamp;
-use model::attempt::Repair;
+use model::attempt::RemediationProgress;
 use model::event::EventRecord;
 use store::{EventQuery, EventStatus, EventStore, PodsEviction, StatusPatch, StoreError};
 use tokio::sync::mpsc;
@@ -153,7 +153,7 @@ async fn write_drain(
 async fn write_repair(
     store: &dyn EventStore,
     node: &str,
-    repair: &Repair,
+    repair: &RemediationProgress,
 ) -> Result<(), StoreError> {
     let open: Vec<String> = (of_quarantine(store, node).await?.into_iter())
         .filter(|(record, status)| {
@@ -437,7 +437,7 @@ mod tests {
         ));
         let repair = |remediated, up_to: Timestamp| StatusUpdate::Repair {
             node: "n1".to_owned(),
-            repair: Repair {
+            repair: RemediationProgress {
                 remediated,
                 attempted_at: Some(first),
                 up_to,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use model::attempt::Repair;
+use model::attempt::RemediationProgress;
 use serde::{Deserialize, Serialize};
 
 use super::eviction::{Eviction, EvictionStatus};
@@ -51,7 +51,7 @@ pub enum StatusUpdate {
         /// Name of the node.
         node: String,
         /// Progress of the remediation.
-        repair: Repair,
+        repair: RemediationProgress,
     },
     /// `Cancelled` for all events of the node's newest quarantine, unless a recovery has ended
     /// it.

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use contract::keys;
 use jiff::SignedDuration;
-use model::attempt::Repair;
+use model::attempt::RemediationProgress;
 use policy::Policy;
 use serde_json::{Value, json};
 
@@ -111,7 +111,7 @@ fn make(world: &mut World, planned: &PlannedResource) {
 }
 
 /// Returns the last progress of the remediation in the records of the events.
-fn recorded(looked: &LookEffects) -> Option<Repair> {
+fn recorded(looked: &LookEffects) -> Option<RemediationProgress> {
     let mut repairs = looked.statuses.iter().filter_map(|status| match status {
         StatusUpdate::Repair { repair, .. } => Some(repair.clone()),
         _ => None,
