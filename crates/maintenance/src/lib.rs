@@ -14,12 +14,10 @@ mod expiry;
 pub mod gpu_reset;
 pub mod handover;
 pub mod janitor;
-mod listings;
 mod status;
 pub mod validation_request;
 
 pub use expiry::{EXPIRY, Expiry};
-pub(crate) use listings::Listings;
 pub use status::{Status, StatusCondition};
 
 /// API group of all kinds except the hand-over.

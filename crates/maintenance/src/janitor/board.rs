@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
+use model::listing::Listing;
 use model::node::NodeView;
 use serde_json::Value;
 
@@ -16,7 +17,7 @@ use super::sending::ASK_AGAIN;
 use super::signal::ObservedNode;
 use crate::gpu_reset::{self, ServicePod, job_name};
 use crate::handover;
-use crate::{Listings, Maintenance, MaintenanceResource, ResourceKey, is_older};
+use crate::{Maintenance, MaintenanceResource, ResourceKey, is_older};
 
 mod entry;
 mod events;
@@ -50,7 +51,8 @@ pub struct Board {
     jobs_listed: bool,
     /// Time of the first input.
     since: Option<Timestamp>,
-    listings: Listings,
+    /// Names of the resources, by kind.
+    names: BTreeMap<Maintenance, Listing<String, ()>>,
     wakes: BTreeSet<(Timestamp, ResourceKey)>,
 }
 
@@ -86,7 +88,7 @@ impl Board {
             jobs: BTreeMap::new(),
             jobs_listed: false,
             since: None,
-            listings: Listings::default(),
+            names: BTreeMap::new(),
             wakes: BTreeSet::new(),
         }
     }
@@ -120,10 +122,13 @@ impl Board {
         let mut effects = Vec::new();
         self.since.get_or_insert(now);
         match input {
-            Input::ListBegun(kind) => self.listings.begin(kind),
+            Input::ListBegun(kind) => self.names.entry(kind).or_default().begin(),
             Input::Listed(kind) => self.listed(kind, now, &mut effects),
             Input::Updated(resource) => self.updated(*resource, now, &mut effects),
-            Input::Deleted(key) => self.deleted(&key, now, &mut effects),
+            Input::Deleted(key) => {
+                self.names.entry(key.kind).or_default().remove(&key.name);
+                self.deleted(&key, now, &mut effects);
+            }
             Input::Node(name, update) => self.node_updated(&name, update, now, &mut effects),
             Input::Pods(name, pods) => {
                 if let Some(node_entry) = self.nodes.get_mut(&name).filter(|one| one.followed) {
@@ -223,12 +228,13 @@ impl Board {
 
     /// Returns whether all resources that may be in progress are known.
     fn is_ready(&self) -> bool {
-        self.kinds().all(|kind| self.listings.has(kind))
+        let is_listed = |kind| self.names.get(&kind).is_some_and(Listing::is_complete);
+        self.kinds().all(is_listed)
     }
 
     fn listed(&mut self, kind: Maintenance, now: Timestamp, effects: &mut Vec<Effect>) {
-        for key in self.listings.end(kind, self.entries.keys()) {
-            self.deleted(&key, now, effects);
+        for (name, ()) in self.names.entry(kind).or_default().end() {
+            self.deleted(&ResourceKey { kind, name }, now, effects);
         }
         if self.is_ready() {
             for node in self.nodes.keys().cloned().collect::<Vec<_>>() {
@@ -247,7 +253,8 @@ impl Board {
             return;
         }
         let key = resource.key();
-        self.listings.record(&key);
+        let names = self.names.entry(key.kind).or_default();
+        names.set(key.name.clone(), ());
         if (self.entries.get(&key)).is_some_and(|known| known.resource.uid != resource.uid) {
             // A new resource with the name of a deleted one.
             self.deleted(&key, now, effects);

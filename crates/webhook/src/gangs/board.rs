@@ -53,9 +53,8 @@ pub(super) struct Board {
     delayed: BTreeMap<GangKey, Instant>,
     /// Memory budget of the `ConfigMap`s that were read.
     memory: MemoryBudget,
-    maps_listed: bool,
-    /// Known `ConfigMap`s that the running list has not delivered yet.
-    maps_missing: BTreeSet<GangKey>,
+    /// Gangs that have a `ConfigMap`.
+    maps: Listing<GangKey, ()>,
     /// Rate limit of the log line about gangs with colliding names.
     collisions: Seldom,
     /// Rate limit of the log line about surplus pods.
@@ -192,13 +191,9 @@ impl Board {
     /// Handles an event of the `ConfigMap` watch.
     pub(super) fn config_map(&mut self, signal: Signal<WatchedMap>) {
         match signal {
-            Signal::Restarted => {
-                let there = self.gangs.iter().filter(|(_, known)| known.map.is_some());
-                self.maps_missing = there.map(|(key, _)| key.clone()).collect();
-            }
+            Signal::Restarted => self.maps.begin(),
             Signal::Listed => {
-                self.maps_listed = true;
-                for key in std::mem::take(&mut self.maps_missing) {
+                for (key, ()) in self.maps.end() {
                     self.map_deleted(key);
                 }
             }
@@ -212,7 +207,7 @@ impl Board {
                     namespace: seen.namespace.clone(),
                     name: seen.name.clone(),
                 };
-                self.maps_missing.remove(&key);
+                self.maps.set(key.clone(), ());
                 let known = self.gangs.entry(key.clone()).or_default();
                 if known.pods.is_empty() {
                     known.empty_since.get_or_insert_with(Instant::now);
@@ -254,6 +249,11 @@ impl Board {
         };
         let bytes = map.as_ref().and_then(|map| map.read.as_ref());
         let bytes = bytes.map(|read| read.to_string().len());
+        if map.is_some() {
+            self.maps.set(key.clone(), ());
+        } else {
+            self.maps.remove(key);
+        }
         known.map = map;
         let name = (key.namespace.clone(), key.name.clone());
         let gone = if let Some(bytes) = bytes {
@@ -296,7 +296,7 @@ impl Board {
 
     /// Returns true once all pods and `ConfigMap`s are listed.
     pub(super) fn is_listed(&self) -> bool {
-        self.of_pod.is_complete() && self.maps_listed
+        self.of_pod.is_complete() && self.maps.is_complete()
     }
 
     /// Takes the next gang to reconcile.
