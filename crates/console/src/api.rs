@@ -340,17 +340,17 @@ pub struct ErrorBody {
 
 impl EventView {
     /// Combines an event with its status in the store.
-    pub fn of(record: &EventRecord, status: Option<store::EventStatus>) -> Self {
+    pub fn of(record: &EventRecord, status: Option<model::status::EventStatus>) -> Self {
         let status = status.unwrap_or_default();
         Self {
             seq: record.seq,
             created_at: record.created_at,
             event: contract::json::to_value(&record.event),
             status: EventStatus {
-                nodequarantined: status.node_quarantined,
+                nodequarantined: (status.node_quarantined).map(|one| one.name().to_owned()),
                 quarantinefinishtimestamp: status.quarantine_finished_at,
                 userpodsevictionstatus: status.pods_eviction.map(|one| PodsEvictionView {
-                    status: one.status,
+                    status: one.status.name().to_owned(),
                     message: one.message,
                 }),
                 drainfinishtimestamp: status.drain_finished_at,

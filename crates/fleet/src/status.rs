@@ -1,5 +1,4 @@
-//! Status of each event in its record: `nodequarantined`, and beside it `userpodsevictionstatus`
-//! ([`eviction`]) and `faultremediated` ([`RemediationProgress`]).
+//! Status of each event in its record ([`model::status`]).
 //!
 //! The values are NVSentinel's: `Quarantined` for the event that took its node out,
 //! `AlreadyQuarantined` for further events of the same session (a partial recovery, too),
@@ -10,7 +9,7 @@
 //! faults. After a restart they are derived again, and a record that has a status of this
 //! quarantine keeps it; so an update that a crash prevented is made up for, and a repeated one
 //! does no harm. [`StatusUpdate::Cancel`] is not repeated: it applies to the newest quarantine,
-//! which may be another by then. [`StatusUpdate::Drain`] and [`StatusUpdate::Repair`] are
+//! which may be another by then. [`StatusUpdate::Drain`] and [`StatusUpdate::RemediationProgress`] are
 //! derived from the node again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -20,15 +19,15 @@ use jiff::Timestamp;
 use model::attempt::{RemediationMark, RemediationProgress};
 use model::fault::Fault;
 use model::ownership::Ownership;
+use model::status::NodeQuarantined;
+use model::status::eviction::Eviction;
 use policy::assess::Desired;
 use serde::{Deserialize, Serialize};
 
 use crate::session::ObservedNode;
 
-pub mod eviction;
 mod update;
 
-use eviction::Eviction;
 pub use update::{EventStatus, EventStatuses, StatusUpdate};
 
 /// Most events of a node that wait for their status; the oldest goes without one then. One page
@@ -37,19 +36,6 @@ pub const MAX_REPORTS: usize = 1_000;
 /// Most faults remembered per waiting event, the gravest: those that ask for a quarantine are
 /// among them.
 pub const MAX_REPORT_FAULTS: usize = 16;
-
-/// A value of `nodequarantined`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum NodeQuarantined {
-    /// The event took the node out of service.
-    Quarantined,
-    /// The node was out of service already, or still is.
-    AlreadyQuarantined,
-    /// The event gave the node back.
-    UnQuarantined,
-    /// The quarantine ended without a recovery: by hand, or because no rule asks for it.
-    Cancelled,
-}
 
 /// Events of a node that wait for their status, and the state needed to derive it.
 #[derive(Clone, Debug, Default)]
@@ -63,7 +49,7 @@ pub struct Reports {
     /// Progress of the drain in the last update.
     drain: Option<Eviction>,
     /// Progress of the remediation in the last update.
-    repair: Option<RemediationProgress>,
+    progress: Option<RemediationProgress>,
     /// Updates of single events since the last save, repeated after a crash.
     updates: Vec<StatusUpdate>,
     /// True until the first look after a restore: the session's events are not known yet.
@@ -89,34 +75,6 @@ pub struct Report {
     pub healthy: bool,
     /// Ids of the events that stand for the faults which it reports or closes.
     pub faults: Vec<String>,
-}
-
-// === impl NodeQuarantined ===
-
-impl NodeQuarantined {
-    /// Returns the value in the record.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Quarantined => "Quarantined",
-            Self::AlreadyQuarantined => "AlreadyQuarantined",
-            Self::UnQuarantined => "UnQuarantined",
-            Self::Cancelled => "Cancelled",
-        }
-    }
-
-    /// Returns the status of a report or recovery that came in a session.
-    fn of_report(gave_back: bool) -> Self {
-        if gave_back {
-            Self::UnQuarantined
-        } else {
-            Self::AlreadyQuarantined
-        }
-    }
-
-    /// Returns whether a record with this status belongs to a quarantine that has not ended.
-    pub fn is_counted(status: &str) -> bool {
-        status == Self::Quarantined.name() || status == Self::AlreadyQuarantined.name()
-    }
 }
 
 // === impl Reports ===
@@ -178,7 +136,7 @@ impl Reports {
         let mut cancel = None;
         if before != self.session {
             let last_drain = self.drain.take();
-            self.repair = None;
+            self.progress = None;
             // After a restart the newest quarantine may be that of the session on the node.
             if before.is_some() && !(restored && own.is_some()) {
                 // The updates that end the quarantine come after this one, which needs it to
@@ -223,11 +181,12 @@ impl Reports {
             let node = observed.view.name.clone();
             statuses.push(StatusUpdate::Drain { node, eviction, at });
         }
-        let repair = (own.mark.remediation.as_ref()).and_then(RemediationMark::progress);
-        if let Some(repair) = repair.filter(|repair| self.repair.as_ref() != Some(repair)) {
-            self.repair = Some(repair.clone());
+        let progress = (own.mark.remediation.as_ref()).and_then(RemediationMark::progress);
+        if let Some(progress) = progress.filter(|progress| self.progress.as_ref() != Some(progress))
+        {
+            self.progress = Some(progress.clone());
             let node = observed.view.name.clone();
-            statuses.push(StatusUpdate::Repair { node, repair });
+            statuses.push(StatusUpdate::RemediationProgress { node, progress });
         }
         statuses
     }

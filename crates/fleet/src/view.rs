@@ -7,10 +7,10 @@ use jiff::Timestamp;
 use model::fault::{Fault, title};
 use model::position::Position;
 use model::reporter::{OWN_AGENT, Reporter};
+use model::status::eviction::Eviction;
 use serde::{Deserialize, Serialize};
 
 use crate::session::Phase;
-use crate::status::eviction::Eviction;
 
 /// State of all known nodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

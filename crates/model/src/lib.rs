@@ -23,5 +23,6 @@ pub mod reporter;
 pub mod resource;
 pub mod selector;
 pub mod shell;
+pub mod status;
 pub mod time;
 pub mod wakes;

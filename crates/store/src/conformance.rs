@@ -18,8 +18,9 @@ use std::sync::Arc;
 use contract::{Entity, HealthEvent, json};
 use jiff::{SignedDuration, Timestamp};
 use model::event::{EventRecord, normalise};
+use model::status::EventStatus;
 
-use crate::{Appended, EventQuery, EventStatus, EventStore, MAX_PAGE, NewEvent, Position};
+use crate::{Appended, EventQuery, EventStore, MAX_PAGE, NewEvent, Position};
 
 mod bounds;
 mod consumers;

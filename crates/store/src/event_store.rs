@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use model::event::EventRecord;
 use model::journal::JournalEntry;
 use model::position::Position;
+use model::status::EventStatus;
 use tokio::sync::watch;
 
 use crate::StoreError;
@@ -75,13 +76,13 @@ pub trait EventLog: Send + Sync + 'static {
 /// Statuses of the events.
 #[async_trait]
 pub trait Statuses: Send + Sync + 'static {
-    /// Applies `patch` to the status of an event. Returns `false` if there is no event with
-    /// this id.
-    async fn update_status(&self, id: &str, patch: StatusPatch) -> Result<bool, StoreError>;
+    /// Applies `patch` to the status of an event: fields that are set replace those of the event.
+    /// Returns `false` if there is no event with this id.
+    async fn update_status(&self, id: &str, patch: EventStatus) -> Result<bool, StoreError>;
 
     /// Applies patches to the statuses of several events at once, in this order. Ids without an
     /// event are skipped. At most [`MAX_PAGE`](crate::MAX_PAGE) patches.
-    async fn update_statuses(&self, patches: Vec<(String, StatusPatch)>) -> Result<(), StoreError>;
+    async fn update_statuses(&self, patches: Vec<(String, EventStatus)>) -> Result<(), StoreError>;
 
     /// Returns the statuses of events, in the order of `ids`; `None` for an id without an
     /// event.
@@ -211,38 +212,6 @@ pub struct Checkpoint {
     /// an empty part is deleted.
     pub parts: BTreeMap<String, Vec<u8>>,
 }
-
-/// Status of an event: the stored fields of the data-flow document's `healtheventstatus`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EventStatus {
-    /// `nodequarantined`: `Quarantined`, `UnQuarantined`, `AlreadyQuarantined` or `Cancelled`;
-    /// `None` before the first decision.
-    pub node_quarantined: Option<String>,
-    /// `quarantinefinishtimestamp`: time of that decision.
-    pub quarantine_finished_at: Option<Timestamp>,
-    /// `userpodsevictionstatus`: progress of the eviction of pods from the event's node; `None`
-    /// before the first decision about it.
-    pub pods_eviction: Option<PodsEviction>,
-    /// `drainfinishtimestamp`: end of the drain.
-    pub drain_finished_at: Option<Timestamp>,
-    /// `faultremediated`: true if the fault was remediated; `None` before that was decided.
-    pub fault_remediated: Option<bool>,
-    /// `lastremediationtimestamp`: time of the last attempt.
-    pub last_remediation_at: Option<Timestamp>,
-}
-
-/// `userpodsevictionstatus` of the data-flow document.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PodsEviction {
-    /// `NotStarted`, `InProgress`, `Failed`, `Succeeded`, `AlreadyDrained` or `Cancelled`.
-    pub status: String,
-    /// Reason, for people; may be empty.
-    pub message: String,
-}
-
-/// Change of an [`EventStatus`]: fields that are set replace those of the event, `None` leaves
-/// a field unchanged.
-pub type StatusPatch = EventStatus;
 
 /// Limits that decide which events and entries are deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -33,14 +33,14 @@ mod url;
 pub use directory_lock::{DirectoryError, DirectoryLock};
 pub use error::{BoxError, StoreError, StoreOpenError};
 pub use event_store::{
-    Appended, Checkpoint, Checkpoints, EventLog, EventQuery, EventStatus, EventStore, Identity,
-    Journal, NewEvent, PodsEviction, Prune, Pruned, Stats, StatusPatch, Statuses, Upkeep,
+    Appended, Checkpoint, Checkpoints, EventLog, EventQuery, EventStore, Identity, Journal,
+    NewEvent, Prune, Pruned, Stats, Statuses, Upkeep,
 };
 pub use group_thread::GroupThread;
 pub use inspection::{Consumer, Count, Damaged, Inspection, NODES};
 pub use limits::{
     MAX_APPEND, MAX_CHECKPOINT_BYTES, MAX_ENTRY_BYTES, MAX_JOURNAL, MAX_NAME_BYTES, MAX_PAGE,
-    MAX_STATUS_MESSAGE_BYTES, RETRY_WINDOW,
+    RETRY_WINDOW,
 };
 pub use model::position::Position;
 pub use url::{StoreUrl, UrlError};

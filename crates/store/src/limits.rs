@@ -3,8 +3,9 @@
 use contract::json;
 use jiff::SignedDuration;
 use model::journal::JournalEntry;
+use model::status::EventStatus;
 
-use crate::{Checkpoint, NewEvent, StatusPatch, StoreError};
+use crate::{Checkpoint, NewEvent, StoreError};
 
 pub use model::event::MAX_NAME_BYTES;
 
@@ -21,8 +22,6 @@ pub const MAX_ENTRY_BYTES: usize = 1024 * 1024;
 /// each of two authorities, which JSON can make twelve times as long), and so does the state
 /// that waits to be written.
 pub const MAX_CHECKPOINT_BYTES: usize = 64 * 1024 * 1024;
-/// Longest message of a `userpodsevictionstatus` (bytes). Every event of a session has one.
-pub const MAX_STATUS_MESSAGE_BYTES: usize = 4096;
 /// Window for retries, in either direction of the clock. An event that has no time of its own
 /// and repeats one stored within the window is a retry by its sender; see
 /// [`append`](crate::EventLog::append).
@@ -88,28 +87,8 @@ pub(crate) fn checkpoint(consumer: &str, checkpoint: &Checkpoint) -> Result<(), 
     Ok(())
 }
 
-pub(crate) fn status(patch: &StatusPatch) -> Result<(), StoreError> {
-    if let Some(value) = &patch.node_quarantined {
-        name(&"nodequarantined", value)?;
-    }
-    let Some(eviction) = &patch.pods_eviction else {
-        return Ok(());
-    };
-    name(&"userpodsevictionstatus.status", &eviction.status)?;
-    match eviction.message.len() {
-        bytes if bytes > MAX_STATUS_MESSAGE_BYTES => Err(StoreError::Invalid {
-            what: format!(
-                "userpodsevictionstatus.message has {bytes} bytes, at most \
-                 {MAX_STATUS_MESSAGE_BYTES} are accepted"
-            ),
-        }),
-        _ => Ok(()),
-    }
-}
-
-pub(crate) fn statuses(patches: &[(String, StatusPatch)]) -> Result<(), StoreError> {
-    count("statuses", patches.len(), MAX_PAGE)?;
-    patches.iter().try_for_each(|(_, patch)| status(patch))
+pub(crate) fn statuses(patches: &[(String, EventStatus)]) -> Result<(), StoreError> {
+    count("statuses", patches.len(), MAX_PAGE)
 }
 
 fn count(what: &'static str, found: usize, max: usize) -> Result<(), StoreError> {

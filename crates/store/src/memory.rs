@@ -13,12 +13,12 @@ use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
 use model::event::{EventRecord, content_fingerprint, lacks_own_time};
 use model::journal::JournalEntry;
+use model::status::EventStatus;
 use tokio::sync::watch;
 
 use crate::{
-    Appended, Checkpoint, Checkpoints, EventLog, EventQuery, EventStatus, Identity, Journal,
-    MAX_PAGE, NewEvent, Position, Prune, Pruned, RETRY_WINDOW, Stats, StatusPatch, Statuses,
-    StoreError, Upkeep, limits,
+    Appended, Checkpoint, Checkpoints, EventLog, EventQuery, Identity, Journal, MAX_PAGE, NewEvent,
+    Position, Prune, Pruned, RETRY_WINDOW, Stats, Statuses, StoreError, Upkeep, limits,
 };
 
 /// Position before the first event.
@@ -176,7 +176,7 @@ impl Stored {
         self.events.get_mut(seq).map(|row| &mut row.status)
     }
 
-    fn update(&mut self, id: &str, patch: StatusPatch) -> bool {
+    fn update(&mut self, id: &str, patch: EventStatus) -> bool {
         let Some(status) = self.status(id) else {
             return false;
         };
@@ -334,12 +334,11 @@ impl EventLog for MemoryStore {
 
 #[async_trait]
 impl Statuses for MemoryStore {
-    async fn update_status(&self, id: &str, patch: StatusPatch) -> Result<bool, StoreError> {
-        limits::status(&patch)?;
+    async fn update_status(&self, id: &str, patch: EventStatus) -> Result<bool, StoreError> {
         Ok(self.state()?.update(id, patch))
     }
 
-    async fn update_statuses(&self, patches: Vec<(String, StatusPatch)>) -> Result<(), StoreError> {
+    async fn update_statuses(&self, patches: Vec<(String, EventStatus)>) -> Result<(), StoreError> {
         limits::statuses(&patches)?;
         let mut state = self.state()?;
         for (id, patch) in patches {

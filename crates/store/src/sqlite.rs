@@ -29,6 +29,7 @@ use async_trait::async_trait;
 use model::event::EventRecord;
 use model::journal::JournalEntry;
 use model::position::Position;
+use model::status::EventStatus;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 
@@ -40,8 +41,8 @@ use self::writer::Writer;
 use crate::backend::Backend;
 use crate::{
     Appended, BoxError, Checkpoint, Checkpoints, DirectoryError, DirectoryLock, EventLog,
-    EventQuery, EventStatus, EventStore, Identity, Journal, MAX_PAGE, NewEvent, Prune, Pruned,
-    Stats, StatusPatch, Statuses, StoreError, Upkeep, limits,
+    EventQuery, EventStore, Identity, Journal, MAX_PAGE, NewEvent, Prune, Pruned, Stats, Statuses,
+    StoreError, Upkeep, limits,
 };
 
 const FILE: &str = "events.db";
@@ -398,8 +399,7 @@ impl Journal for SqliteStore {
 
 #[async_trait]
 impl Statuses for SqliteStore {
-    async fn update_status(&self, id: &str, patch: StatusPatch) -> Result<bool, StoreError> {
-        limits::status(&patch)?;
+    async fn update_status(&self, id: &str, patch: EventStatus) -> Result<bool, StoreError> {
         let id = id.to_owned();
         let write = move |connection: &Connection| query::update_status(connection, &id, &patch);
         self.writer
@@ -409,7 +409,7 @@ impl Statuses for SqliteStore {
             .await
     }
 
-    async fn update_statuses(&self, patches: Vec<(String, StatusPatch)>) -> Result<(), StoreError> {
+    async fn update_statuses(&self, patches: Vec<(String, EventStatus)>) -> Result<(), StoreError> {
         limits::statuses(&patches)?;
         let count = patches.len();
         let write = move |connection: &Connection| {

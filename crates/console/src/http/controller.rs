@@ -7,8 +7,9 @@ use std::time::Duration;
 use connector::Forwarding;
 use fleet::view::FleetView;
 use futures::future::BoxFuture;
+use model::status::EventStatus;
 use runtime::logging::chain;
-use store::{EventStore, StatusPatch, StoreError};
+use store::{EventStore, StoreError};
 use tokio::sync::watch;
 use trial::why_not::WhyNot;
 
@@ -115,7 +116,7 @@ impl ControllerPart {
 
     /// Requests an empty change from the writer; no event has this id.
     async fn ask_writer(&self) -> Result<(), WriterFailure> {
-        let asked = (self.store).update_status("probe", StatusPatch::default());
+        let asked = (self.store).update_status("probe", EventStatus::default());
         match tokio::time::timeout(WRITER_TIMEOUT, asked).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(WriterFailure::Failed(error)),

@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fleet::status::eviction::{Eviction, EvictionStatus};
-use fleet::status::{EventStatuses, NodeQuarantined, StatusUpdate};
+use fleet::status::{EventStatuses, StatusUpdate};
 use jiff::Timestamp;
 use model::attempt::RemediationProgress;
 use model::event::EventRecord;
-use store::{EventQuery, EventStatus, EventStore, PodsEviction, StatusPatch, StoreError};
+use model::status::eviction::Eviction;
+use model::status::{EventStatus, NodeQuarantined};
+use store::{EventQuery, EventStore, StoreError};
 use tokio::sync::mpsc;
 
 use super::metrics::QuarantineMetrics;
@@ -68,7 +69,9 @@ impl StatusWriter {
                 [StatusUpdate::Drain { node, eviction, at }] => {
                     write_drain(store, node, eviction, *at).await
                 }
-                [StatusUpdate::Repair { node, repair }] => write_repair(store, node, repair).await,
+                [StatusUpdate::RemediationProgress { node, repair }] => {
+                    write_repair(store, node, repair).await
+                }
                 events => write_events(store, events).await,
             };
             let error = match written {
@@ -110,16 +113,15 @@ async fn write_events(store: &dyn EventStore, updates: &[StatusUpdate]) -> Resul
     let mut patches = Vec::new();
     for update in updates {
         for status in update.statuses(&known) {
-            let word = status.status.name().to_owned();
-            let patch = StatusPatch {
-                node_quarantined: Some(word.clone()),
+            let patch = EventStatus {
+                node_quarantined: Some(status.status),
                 quarantine_finished_at: Some(status.at),
-                ..(status.eviction.as_ref()).map_or_else(StatusPatch::default, |eviction| {
+                ..(status.eviction.as_ref()).map_or_else(EventStatus::default, |eviction| {
                     drain_patch(eviction, status.at)
                 })
             };
             patches.push((status.id.clone(), patch));
-            known.insert(status.id, (word, Some(status.at)));
+            known.insert(status.id, (status.status, Some(status.at)));
         }
     }
     for part in patches.chunks(BATCH) {
@@ -137,8 +139,8 @@ async fn write_drain(
     at: Timestamp,
 ) -> Result<(), StoreError> {
     let is_open = |status: &EventStatus| {
-        let word = status.pods_eviction.as_ref().map(|one| one.status.as_str());
-        !EvictionStatus::is_final(word.unwrap_or_default())
+        let eviction = status.pods_eviction.as_ref();
+        eviction.is_none_or(|eviction| !eviction.status.is_final())
     };
     let open: Vec<String> = (of_quarantine(store, node).await?.into_iter())
         .filter(|(_, status)| is_open(status))
@@ -161,25 +163,19 @@ async fn write_repair(
         })
         .map(|(record, _)| record.id)
         .collect();
-    let patch = StatusPatch {
+    let patch = EventStatus {
         fault_remediated: repair.remediated,
         last_remediation_at: repair.attempted_at,
-        ..StatusPatch::default()
+        ..EventStatus::default()
     };
     update_all(store, open, &patch).await
 }
 
-fn drain_patch(eviction: &Eviction, at: Timestamp) -> StatusPatch {
-    // NVSentinel writes the time of the end for these two.
-    let done =
-        [EvictionStatus::Succeeded, EvictionStatus::AlreadyDrained].contains(&eviction.status);
-    StatusPatch {
-        pods_eviction: Some(PodsEviction {
-            status: eviction.status.name().to_owned(),
-            message: eviction.message.clone(),
-        }),
-        drain_finished_at: done.then_some(at),
-        ..StatusPatch::default()
+fn drain_patch(eviction: &Eviction, at: Timestamp) -> EventStatus {
+    EventStatus {
+        drain_finished_at: eviction.finished_at(at),
+        pods_eviction: Some(eviction.clone()),
+        ..EventStatus::default()
     }
 }
 
@@ -187,9 +183,9 @@ fn drain_patch(eviction: &Eviction, at: Timestamp) -> StatusPatch {
 /// it.
 async fn cancel(store: &dyn EventStore, node: &str) -> Result<(), StoreError> {
     let found = of_quarantine(store, node).await?.into_iter();
-    let patch = StatusPatch {
-        node_quarantined: Some(NodeQuarantined::Cancelled.name().to_owned()),
-        ..StatusPatch::default()
+    let patch = EventStatus {
+        node_quarantined: Some(NodeQuarantined::Cancelled),
+        ..EventStatus::default()
     };
     let ids = found.map(|(record, _)| record.id).collect();
     update_all(store, ids, &patch).await
@@ -217,14 +213,14 @@ async fn of_quarantine(
         let statuses = store.statuses(ids).await?;
         for (record, status) in page.into_iter().zip(statuses) {
             let status = status.unwrap_or_default();
-            let word = status.node_quarantined.clone().unwrap_or_default();
-            if word == NodeQuarantined::UnQuarantined.name() {
+            let word = status.node_quarantined;
+            if word == Some(NodeQuarantined::UnQuarantined) {
                 return Ok(Vec::new()); // Newer events belong to no quarantine.
             }
-            if NodeQuarantined::is_counted(&word) {
+            if word.is_some_and(NodeQuarantined::is_open) {
                 of_quarantine.push((record, status));
             }
-            if word == NodeQuarantined::Quarantined.name() {
+            if word == Some(NodeQuarantined::Quarantined) {
                 return Ok(of_quarantine);
             }
         }
@@ -239,7 +235,7 @@ async fn of_quarantine(
 async fn update_all(
     store: &dyn EventStore,
     ids: Vec<String>,
-    patch: &StatusPatch,
+    patch: &EventStatus,
 ) -> Result<(), StoreError> {
     // In parts, the oldest event last: it marks the start of the quarantine for a retry.
     for part in ids.chunks(BATCH) {
@@ -253,6 +249,7 @@ async fn update_all(
 mod tests {
     use contract::HealthEvent;
     use fleet::status::Report;
+    use model::status::eviction::EvictionStatus;
     use runtime::metrics::Metrics;
     use store::sqlite::SqliteStore;
     use store::{EventLog as _, NewEvent, Statuses as _, Upkeep as _};
@@ -323,7 +320,8 @@ mod tests {
             let ids = ids.iter().map(|id| (*id).to_owned()).collect();
             let found = self.store.statuses(ids).await.unwrap().into_iter();
             let word = found.map(|status| status.unwrap().node_quarantined);
-            word.map(Option::unwrap_or_default).collect()
+            word.map(|word| word.map_or("", NodeQuarantined::name).to_owned())
+                .collect()
         }
     }
 
@@ -387,20 +385,18 @@ mod tests {
             let found = bench.store.statuses(ids).await.unwrap().into_iter();
             let of = |status: Option<EventStatus>| {
                 let status = status.unwrap();
-                let text = status
-                    .pods_eviction
-                    .map(|one| one.status + " " + &one.message);
+                let text = status.pods_eviction.map(|one| one.to_string());
                 (text.unwrap_or_default(), status.drain_finished_at.is_some())
             };
             found.map(of).collect::<Vec<_>>()
         };
         bench.write(vec![drain(InProgress)]).await.unwrap();
         let expected = [
-            "InProgress ",
-            "InProgress why",
-            "AlreadyDrained skipped",
+            "InProgress",
+            "InProgress: why",
+            "AlreadyDrained: skipped",
             "",
-            "NotStarted ",
+            "NotStarted",
         ];
         let found = evictions().await;
         assert_eq!(
@@ -411,8 +407,8 @@ mod tests {
         let statuses = vec![drain(Succeeded), drain(InProgress)];
         bench.write(statuses).await.unwrap();
         let found = evictions().await;
-        assert_eq!(found[1], ("Succeeded why".to_owned(), true));
-        assert_eq!(found[4], ("NotStarted ".to_owned(), false));
+        assert_eq!(found[1], ("Succeeded: why".to_owned(), true));
+        assert_eq!(found[4], ("NotStarted".to_owned(), false));
         bench.store.close().await;
     }
 
@@ -435,7 +431,7 @@ mod tests {
             "UPDATE event SET created_at = {} WHERE id = 'n1-second'",
             last.as_microsecond() + 1_000_000
         ));
-        let repair = |remediated, up_to: Timestamp| StatusUpdate::Repair {
+        let repair = |remediated, up_to: Timestamp| StatusUpdate::RemediationProgress {
             node: "n1".to_owned(),
             repair: RemediationProgress {
                 remediated,

@@ -10,12 +10,12 @@ use std::ops::ControlFlow;
 use jiff::{SignedDuration, Timestamp};
 use model::journal::EntryKind;
 use model::ownership::{DrainMark, Ownership};
+use model::status::eviction::{Eviction, EvictionStatus, Skip};
 use policy::assess::{Desired, DrainProgress};
 
 use super::{Facts, Stage, StageRequests};
 use crate::drain::{DrainMode, Next, PodView};
 use crate::session::{JournalNote, Phase, RequestFailure, retry_after};
-use crate::status::eviction::{Eviction, EvictionStatus, Skip};
 use crate::{Effect, PodUpdate, RemovalAnswer};
 
 pub(crate) mod custom;

@@ -4,9 +4,9 @@ use contract::HealthEvent;
 use model::event::EventRecord;
 use model::fault::FaultBook;
 use model::node::NodeView;
+use model::status::eviction::EvictionStatus;
 use policy::Policy;
 
-use super::eviction::EvictionStatus;
 use super::*;
 use crate::FleetInput;
 use crate::world::{Fate, Restart, World, event};
@@ -57,8 +57,8 @@ impl Story {
     /// Writes an update as the store does.
     fn write(&mut self, update: &StatusUpdate) {
         for new in update.statuses(&self.statuses) {
-            let status = new.status.name().to_owned();
-            self.statuses.insert(new.id.clone(), (status, Some(new.at)));
+            self.statuses
+                .insert(new.id.clone(), (new.status, Some(new.at)));
             let eviction = new.eviction.map(|eviction| (new.id, eviction.to_string()));
             self.evictions.extend(eviction);
         }
@@ -67,18 +67,19 @@ impl Story {
                 let Some((status, _)) = self.statuses.get_mut(id) else {
                     continue;
                 };
-                let first = *status == "Quarantined";
-                if *status == "UnQuarantined" {
+                let first = *status == NodeQuarantined::Quarantined;
+                if *status == NodeQuarantined::UnQuarantined {
                     break;
                 }
                 if let StatusUpdate::Drain { eviction, .. } = update {
                     let new = self.evictions.entry(id.clone()).or_default();
                     let before = new.split(':').next().unwrap_or_default();
-                    if NodeQuarantined::is_counted(status) && !EvictionStatus::is_final(before) {
+                    let before = model::status::parse(before);
+                    if status.is_open() && !before.is_some_and(EvictionStatus::is_final) {
                         *new = eviction.to_string();
                     }
                 } else {
-                    "Cancelled".clone_into(status);
+                    *status = NodeQuarantined::Cancelled;
                 }
                 if first {
                     break;
@@ -96,7 +97,7 @@ impl Story {
         let status = |id| {
             self.statuses
                 .get(id)
-                .map_or("-", |(status, _)| status.as_str())
+                .map_or("-", |(status, _)| status.name())
         };
         self.events.iter().map(status).collect()
     }

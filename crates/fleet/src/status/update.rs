@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use model::attempt::RemediationProgress;
+use model::status::NodeQuarantined;
+use model::status::eviction::Eviction;
 use serde::{Deserialize, Serialize};
 
-use super::eviction::{Eviction, EvictionStatus};
-use super::{NodeQuarantined, Report};
+use super::Report;
 
 /// An update of the records of events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +37,7 @@ pub enum StatusUpdate {
         at: Timestamp,
     },
     /// Progress of the drain, for all events of the node's newest quarantine whose eviction
-    /// status is not final ([`EvictionStatus::is_final`]).
+    /// status is not [final](model::status::eviction::EvictionStatus::is_final).
     Drain {
         /// Name of the node.
         node: String,
@@ -47,7 +48,7 @@ pub enum StatusUpdate {
     },
     /// Progress of the remediation, for the events of the node's newest quarantine, except those
     /// that came after it.
-    Repair {
+    RemediationProgress {
         /// Name of the node.
         node: String,
         /// Progress of the remediation.
@@ -62,7 +63,7 @@ pub enum StatusUpdate {
 }
 
 /// Statuses of events by id, each with the time of its decision.
-pub type EventStatuses = BTreeMap<String, (String, Option<Timestamp>)>;
+pub type EventStatuses = BTreeMap<String, (NodeQuarantined, Option<Timestamp>)>;
 
 /// A status for the record of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +87,7 @@ impl StatusUpdate {
 
     /// Returns the update for the drain of a session that has ended, given its last progress.
     pub(super) fn end_of_drain(node: &str, drain: Option<Eviction>, at: Timestamp) -> Option<Self> {
-        let done = drain.is_some_and(|drain| EvictionStatus::is_final(drain.status.name()));
+        let done = drain.is_some_and(|drain| drain.status.is_final());
         (!done).then(|| Self::Drain {
             node: node.to_owned(),
             eviction: Eviction::cancelled(),
@@ -98,16 +99,17 @@ impl StatusUpdate {
     pub fn is_of_session(&self) -> bool {
         matches!(
             self,
-            Self::Cancel { .. } | Self::Drain { .. } | Self::Repair { .. }
+            Self::Cancel { .. } | Self::Drain { .. } | Self::RemediationProgress { .. }
         )
     }
 
     pub(super) fn size(&self) -> usize {
         match self {
             Self::Recoveries { recoveries, .. } => recoveries.len(),
-            Self::Event { .. } | Self::Drain { .. } | Self::Repair { .. } | Self::Cancel { .. } => {
-                1
-            }
+            Self::Event { .. }
+            | Self::Drain { .. }
+            | Self::RemediationProgress { .. }
+            | Self::Cancel { .. } => 1,
         }
     }
 
@@ -119,7 +121,9 @@ impl StatusUpdate {
                 .iter()
                 .flat_map(|one| one.faults.iter().chain([&one.id]))
                 .collect(),
-            Self::Drain { .. } | Self::Repair { .. } | Self::Cancel { .. } => Vec::new(),
+            Self::Drain { .. } | Self::RemediationProgress { .. } | Self::Cancel { .. } => {
+                Vec::new()
+            }
         }
     }
 
@@ -135,7 +139,7 @@ impl StatusUpdate {
                 // Stored times have microseconds.
                 let later = |since: &Timestamp| at.as_microsecond() > since.as_microsecond();
                 let keeps = known.get(id).is_some_and(|(status, since)| {
-                    let cancelled = status == NodeQuarantined::Cancelled.name();
+                    let cancelled = *status == NodeQuarantined::Cancelled;
                     !(cancelled && since.as_ref().is_none_or(later))
                 });
                 let status = (!keeps).then(|| EventStatus {
@@ -149,7 +153,7 @@ impl StatusUpdate {
             Self::Recoveries { recoveries, at } => {
                 let counted = |id: &String| {
                     let status = known.get(id);
-                    status.is_some_and(|(status, _)| NodeQuarantined::is_counted(status))
+                    status.is_some_and(|(status, _)| status.is_open())
                 };
                 let mut counted: Vec<&Report> = recoveries
                     .iter()
@@ -167,7 +171,9 @@ impl StatusUpdate {
                 });
                 statuses.collect()
             }
-            Self::Drain { .. } | Self::Repair { .. } | Self::Cancel { .. } => Vec::new(),
+            Self::Drain { .. } | Self::RemediationProgress { .. } | Self::Cancel { .. } => {
+                Vec::new()
+            }
         }
     }
 }

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use contract::HealthEvent;
 use jiff::Timestamp;
 use model::journal::{EntryKind, JournalEntry};
+use model::status::eviction::{Eviction, EvictionStatus};
+use model::status::{EventStatus, NodeQuarantined};
 use tokio::task::JoinSet;
 
 use super::{Store, all, event, numbers, positions, read_feed, status, time};
 use crate::{
     Appended, Checkpoint, MAX_APPEND, MAX_CHECKPOINT_BYTES, MAX_ENTRY_BYTES, MAX_JOURNAL,
-    MAX_NAME_BYTES, MAX_PAGE, MAX_STATUS_MESSAGE_BYTES, PodsEviction, Position, Prune, StatusPatch,
-    StoreError,
+    MAX_NAME_BYTES, MAX_PAGE, Position, Prune, StoreError,
 };
 
 /// An input over a limit is refused as a whole, and the error names the limit; an input at the
@@ -92,26 +93,6 @@ pub async fn refuses_what_is_over_a_limit(open: impl AsyncFn() -> Store) {
         save("c", MAX_CHECKPOINT_BYTES + 1).await,
         &format!("at most {MAX_CHECKPOINT_BYTES}"),
     );
-    let long = StatusPatch {
-        node_quarantined: Some("x".repeat(MAX_NAME_BYTES + 1)),
-        ..StatusPatch::default()
-    };
-    refused(
-        store.update_status("id", long).await.map(|_| ()),
-        "nodequarantined",
-    );
-    let long = StatusPatch {
-        pods_eviction: Some(PodsEviction {
-            status: "Failed".to_owned(),
-            message: "x".repeat(MAX_STATUS_MESSAGE_BYTES + 1),
-        }),
-        ..StatusPatch::default()
-    };
-    refused(
-        store.update_status("id", long).await.map(|_| ()),
-        "userpodsevictionstatus.message",
-    );
-
     assert!(read_feed(&*store, 10).await.is_empty());
     assert!(store.timeline("n1", 10).await.unwrap().is_empty());
     assert_eq!(
@@ -145,13 +126,10 @@ pub async fn keeps_all_when_reopened(open: impl AsyncFn() -> Store) {
         state: b"book".to_vec(),
         parts: [("n1".to_owned(), b"share".to_vec())].into(),
     };
-    let patch = StatusPatch {
-        node_quarantined: Some("Quarantined".to_owned()),
-        pods_eviction: Some(PodsEviction {
-            status: "Succeeded".to_owned(),
-            message: "all have left".to_owned(),
-        }),
-        ..StatusPatch::default()
+    let patch = EventStatus {
+        node_quarantined: Some(NodeQuarantined::Quarantined),
+        pods_eviction: Some(Eviction::new(EvictionStatus::Succeeded, "all have left")),
+        ..EventStatus::default()
     };
     let mut records = Vec::new();
     let mut newest = Position::START;
@@ -220,7 +198,7 @@ pub async fn answers_closed_after_close(open: impl AsyncFn() -> Store) {
     closed(store.timeline("n1", 1).await.map(|_| ()));
     closed(
         store
-            .update_status("id", StatusPatch::default())
+            .update_status("id", EventStatus::default())
             .await
             .map(|_| ()),
     );

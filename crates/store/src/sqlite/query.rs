@@ -3,14 +3,14 @@
 use jiff::Timestamp;
 use model::event::EventRecord;
 use model::position::Position;
+use model::status::eviction::Eviction;
+use model::status::{self, EventStatus, NodeQuarantined};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Params, Row, params_from_iter};
 
 use super::unreadable::Unreadable;
 use super::{count, failure, newest, number, page, position};
-use crate::{
-    BoxError, EventQuery, EventStatus, MAX_PAGE, PodsEviction, Stats, StatusPatch, StoreError,
-};
+use crate::{BoxError, EventQuery, MAX_PAGE, Stats, StoreError};
 
 /// Size that ends a page of the feed, or a timeline (bytes; the last item may exceed it). A
 /// thousand of the largest events would take more than a gigabyte.
@@ -101,11 +101,13 @@ pub(super) fn status(connection: &Connection, id: &str) -> Result<Option<EventSt
                         let micros = row.get::<_, Option<i64>>(column)?;
                         Ok(micros.and_then(|at| Timestamp::from_microsecond(at).ok()))
                     };
-                    let (status, message) = (row.get::<_, Option<_>>(2)?, row.get(3)?);
+                    let text = |column: usize| row.get::<_, Option<String>>(column);
+                    let (eviction, message) = (text(2)?, row.get(3)?);
+                    let eviction = eviction.and_then(|name| status::parse(&name));
                     Ok(EventStatus {
-                        node_quarantined: row.get(0)?,
+                        node_quarantined: text(0)?.and_then(|name| status::parse(&name)),
                         quarantine_finished_at: time(1)?,
-                        pods_eviction: status.map(|status| PodsEviction { status, message }),
+                        pods_eviction: eviction.map(|status| Eviction { status, message }),
                         drain_finished_at: time(4)?,
                         fault_remediated: row.get(5)?,
                         last_remediation_at: time(6)?,
@@ -119,7 +121,7 @@ pub(super) fn status(connection: &Connection, id: &str) -> Result<Option<EventSt
 pub(super) fn update_status(
     connection: &Connection,
     id: &str,
-    patch: &StatusPatch,
+    patch: &EventStatus,
 ) -> rusqlite::Result<bool> {
     let changed = connection
         .prepare_cached(
@@ -134,9 +136,9 @@ pub(super) fn update_status(
         )?
         .execute((
             id,
-            &patch.node_quarantined,
+            patch.node_quarantined.map(NodeQuarantined::name),
             patch.quarantine_finished_at.map(Timestamp::as_microsecond),
-            patch.pods_eviction.as_ref().map(|one| &one.status),
+            patch.pods_eviction.as_ref().map(|one| one.status.name()),
             patch.pods_eviction.as_ref().map(|one| &one.message),
             patch.drain_finished_at.map(Timestamp::as_microsecond),
             patch.fault_remediated,

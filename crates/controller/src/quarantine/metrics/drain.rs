@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cluster::ApiError;
 use fleet::status::StatusUpdate;
-use fleet::status::eviction::EvictionStatus;
+use model::status::eviction::EvictionStatus;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;

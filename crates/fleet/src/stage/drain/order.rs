@@ -7,13 +7,13 @@ use jiff::Timestamp;
 use model::device::{DeviceTaint, TaintEffect};
 use model::node::HANDED_OVER;
 use model::ownership::Ownership;
+use model::status::eviction::Skip;
 use policy::assess::Desired;
 
 use super::Facts;
 use crate::drain::partial::{DrainedGpus, fate_of};
 use crate::drain::{CustomDrain, Drain, DrainConfig, Fate, Gangs, PodView};
 use crate::stage::remediation::NOT_OUT;
-use crate::status::eviction::Skip;
 
 /// A drain to carry out, and its configuration.
 pub(super) struct DrainOrder<'a> {

@@ -2,11 +2,11 @@
 
 use model::attempt::Attempt;
 use model::ownership::Ownership;
+use model::status::eviction::EvictionStatus;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::status::eviction::EvictionStatus;
 use crate::{CreateAnswer, PlannedResource};
 
 const TABLE: &str = r#"

@@ -3,10 +3,11 @@
 
 use std::fmt;
 
-use model::event::floor_char_boundary;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::NodeQuarantined;
+use crate::event::floor_char_boundary;
 
 /// Longest message, in bytes.
 const MESSAGE_BYTES: usize = 1024;
@@ -69,9 +70,11 @@ impl EvictionStatus {
     }
 
     /// Returns whether a record with this status keeps it.
-    pub fn is_final(status: &str) -> bool {
-        let finals = [Self::Succeeded, Self::AlreadyDrained, Self::Cancelled];
-        finals.iter().any(|one| one.name() == status)
+    pub fn is_final(self) -> bool {
+        matches!(
+            self,
+            Self::Succeeded | Self::AlreadyDrained | Self::Cancelled
+        )
     }
 }
 
@@ -97,20 +100,27 @@ impl Eviction {
         Self::new(status, skip.to_string())
     }
 
+    /// Returns the time of the end of the drain, if this is its status since `at`. NVSentinel
+    /// writes a time for these two.
+    pub fn finished_at(&self, at: Timestamp) -> Option<Timestamp> {
+        let done = [EvictionStatus::Succeeded, EvictionStatus::AlreadyDrained];
+        done.contains(&self.status).then_some(at)
+    }
+
     /// Returns whether no pod was asked to leave, for a reason.
-    pub(crate) fn is_skipped(&self) -> bool {
+    pub fn is_skipped(&self) -> bool {
         let none = [EvictionStatus::NotStarted, EvictionStatus::AlreadyDrained];
         none.contains(&self.status) && !self.message.is_empty()
     }
 
     /// Returns the status for a session that has ended.
-    pub(super) fn cancelled() -> Self {
+    pub fn cancelled() -> Self {
         let why = "the session has ended before the drain";
         Self::new(EvictionStatus::Cancelled, why)
     }
 
     /// Returns the status of a recovery, given its `nodequarantined`.
-    pub(super) fn of_recovery(status: NodeQuarantined) -> Self {
+    pub fn of_recovery(status: NodeQuarantined) -> Self {
         match status {
             NodeQuarantined::UnQuarantined => {
                 Self::new(EvictionStatus::Succeeded, "the node is given back")
@@ -121,7 +131,8 @@ impl Eviction {
 
     /// Returns the status of an event that arrives during this one. `skips` is true if its
     /// sender asks that pods stay.
-    pub(super) fn of_newcomer(&self, skips: bool) -> Self {
+    #[must_use]
+    pub fn of_newcomer(&self, skips: bool) -> Self {
         match self.status {
             _ if skips => Self::skipped(&Skip::Override),
             EvictionStatus::Succeeded => Self::new(
