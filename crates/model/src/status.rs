@@ -1,10 +1,15 @@
 //! Status of an event in its record: `nodequarantined`, `userpodsevictionstatus` ([`eviction`])
 //! and `faultremediated`, in NVSentinel's `healtheventstatus`.
+//!
+//! An event that takes no part in a session has no status. One that does carries the session's
+//! id beside its status, so that what happens to the session is one change of all its events.
 
 use jiff::Timestamp;
 use serde::de::IntoDeserializer;
 use serde::de::value::Error;
 use serde::{Deserialize, Serialize};
+
+use crate::attempt::RemediationProgress;
 
 pub mod eviction;
 
@@ -26,6 +31,8 @@ pub enum NodeQuarantined {
 /// Status of an event, as stored with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventStatus {
+    /// Id of the session that the event takes part in.
+    pub session: Option<String>,
     /// `nodequarantined`; `None` before the first decision.
     pub node_quarantined: Option<NodeQuarantined>,
     /// `quarantinefinishtimestamp`: time of that decision.
@@ -39,6 +46,35 @@ pub struct EventStatus {
     pub fault_remediated: Option<bool>,
     /// `lastremediationtimestamp`: time of the last attempt.
     pub last_remediation_at: Option<Timestamp>,
+}
+
+/// Event that takes part in a session from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionEvent {
+    /// Id of the event.
+    pub id: String,
+    /// Id of the session.
+    pub session: String,
+    /// Part that the event takes.
+    pub status: NodeQuarantined,
+    /// Time when that was observed on the node.
+    pub at: Timestamp,
+    /// Progress of the drain at that time, for this event.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction: Option<Eviction>,
+}
+
+/// Change of a session, for its events that are [open](NodeQuarantined::is_open).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SessionChange {
+    /// Progress of the drain at a time. A final eviction status
+    /// ([`EvictionStatus::is_final`](eviction::EvictionStatus::is_final)) stays.
+    Drain(Eviction, Timestamp),
+    /// Progress of the remediation, for the events that it covers ([`RemediationProgress::up_to`]). An event
+    /// whose fault was remediated stays so.
+    Remediation(RemediationProgress),
+    /// The session ended without a recovery.
+    Cancelled,
 }
 
 /// Parses the name of a status: the inverse of its `name`. Returns `None` for an unknown name.
@@ -69,8 +105,55 @@ impl NodeQuarantined {
         }
     }
 
-    /// Returns whether an event with this status belongs to a quarantine that has not ended.
+    /// Returns whether changes of the session apply to an event with this status.
     pub fn is_open(self) -> bool {
         matches!(self, Self::Quarantined | Self::AlreadyQuarantined)
+    }
+}
+
+// === impl EventStatus ===
+
+impl EventStatus {
+    /// Makes the event part of a session. Does nothing if it is part of that session already and
+    /// not `Cancelled`, or has been part of any since the same time or later.
+    pub fn join(&mut self, event: SessionEvent) {
+        let is_cancelled = self.node_quarantined == Some(NodeQuarantined::Cancelled);
+        let is_new = is_cancelled || self.session.as_ref() != Some(&event.session);
+        if !is_new || self.quarantine_finished_at >= Some(event.at) {
+            return;
+        }
+        self.session = Some(event.session);
+        self.node_quarantined = Some(event.status);
+        self.quarantine_finished_at = Some(event.at);
+        if let Some(eviction) = event.eviction {
+            self.update_eviction(eviction, event.at);
+        }
+    }
+
+    /// Applies a change of the session to the event, which was received at `received_at`.
+    pub fn change(&mut self, change: &SessionChange, received_at: Timestamp) {
+        if !self.node_quarantined.is_some_and(NodeQuarantined::is_open) {
+            return;
+        }
+        match change {
+            SessionChange::Drain(eviction, at) => {
+                let before = self.pods_eviction.as_ref();
+                if before.is_none_or(|before| !before.status.is_final()) {
+                    self.update_eviction(eviction.clone(), *at);
+                }
+            }
+            SessionChange::Remediation(repair) => {
+                if received_at <= repair.up_to && self.fault_remediated != Some(true) {
+                    self.fault_remediated = repair.remediated.or(self.fault_remediated);
+                    self.last_remediation_at = repair.attempted_at.or(self.last_remediation_at);
+                }
+            }
+            SessionChange::Cancelled => self.node_quarantined = Some(NodeQuarantined::Cancelled),
+        }
+    }
+
+    fn update_eviction(&mut self, eviction: Eviction, at: Timestamp) {
+        self.drain_finished_at = eviction.finished_at(at).or(self.drain_finished_at);
+        self.pods_eviction = Some(eviction);
     }
 }

@@ -18,13 +18,14 @@ use std::sync::Arc;
 use contract::{Entity, HealthEvent, json};
 use jiff::{SignedDuration, Timestamp};
 use model::event::{EventRecord, normalise};
-use model::status::EventStatus;
+use model::status::{EventStatus, NodeQuarantined, SessionEvent};
 
 use crate::{Appended, EventQuery, EventStore, MAX_PAGE, NewEvent, Position};
 
 mod bounds;
 mod consumers;
 mod events;
+mod statuses;
 
 pub use self::bounds::{
     answers_closed_after_close, deletes_passes_that_closed_nothing,
@@ -40,6 +41,9 @@ pub use self::events::{
     appends_in_order, keeps_an_event_as_it_was, pages_and_filters,
     pages_stay_whole_while_rows_come_and_go, states_what_it_holds, stores_an_event_once,
     takes_a_repetition_without_a_time_for_a_retry, updates_a_status,
+};
+pub use self::statuses::{
+    changes_all_events_of_a_session, joins_an_event_to_its_session, keeps_statuses_by_their_rules,
 };
 
 /// Open store of any backend.
@@ -65,6 +69,9 @@ macro_rules! conformance_tests {
             keeps_the_parts_that_are_not_named
             keeps_the_journal_in_order
             updates_a_status
+            joins_an_event_to_its_session
+            changes_all_events_of_a_session
+            keeps_statuses_by_their_rules
             states_what_it_holds
             deletes_passes_that_closed_nothing
             deletes_what_is_old_and_finished
@@ -132,6 +139,18 @@ fn numbers(records: &[EventRecord], known: &[Position]) -> Vec<usize> {
 /// Returns true if the positions are strictly increasing.
 fn grow(positions: impl Iterator<Item = Position>) -> bool {
     positions.is_sorted_by(|before, next| before < next)
+}
+
+/// Returns an event that is `AlreadyQuarantined` in a session since `n` seconds after the
+/// beginning of 2026.
+fn joining(id: &str, session: &str, n: i64) -> SessionEvent {
+    SessionEvent {
+        id: id.to_owned(),
+        session: session.to_owned(),
+        status: NodeQuarantined::AlreadyQuarantined,
+        at: time(n),
+        eviction: None,
+    }
 }
 
 /// Returns the status of an event.

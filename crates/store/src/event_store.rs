@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use model::event::EventRecord;
 use model::journal::JournalEntry;
 use model::position::Position;
-use model::status::EventStatus;
+use model::status::{EventStatus, SessionChange, SessionEvent};
 use tokio::sync::watch;
 
 use crate::StoreError;
@@ -83,6 +83,17 @@ pub trait Statuses: Send + Sync + 'static {
     /// Applies patches to the statuses of several events at once, in this order. Ids without an
     /// event are skipped. At most [`MAX_PAGE`](crate::MAX_PAGE) patches.
     async fn update_statuses(&self, patches: Vec<(String, EventStatus)>) -> Result<(), StoreError>;
+
+    /// Makes an event part of a session. Does nothing if there is no event with this id.
+    ///
+    /// An event that is part of this session already keeps its status, unless that is
+    /// `Cancelled`; and so does an event with a status of the same time or a later one.
+    async fn join_session(&self, event: SessionEvent) -> Result<(), StoreError>;
+
+    /// Applies a change of a session to its events that are
+    /// [open](model::status::NodeQuarantined::is_open), except those that `change` excludes. The
+    /// cost depends on their number only.
+    async fn change_session(&self, session: &str, change: SessionChange) -> Result<(), StoreError>;
 
     /// Returns the statuses of events, in the order of `ids`; `None` for an id without an
     /// event.

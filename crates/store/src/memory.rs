@@ -13,7 +13,7 @@ use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
 use model::event::{EventRecord, content_fingerprint, lacks_own_time};
 use model::journal::JournalEntry;
-use model::status::EventStatus;
+use model::status::{EventStatus, SessionChange, SessionEvent};
 use tokio::sync::watch;
 
 use crate::{
@@ -347,9 +347,33 @@ impl Statuses for MemoryStore {
         Ok(())
     }
 
+    async fn join_session(&self, event: SessionEvent) -> Result<(), StoreError> {
+        if let Some(status) = self.state()?.status(&event.id) {
+            let at = whole_micros(event.at);
+            status.join(SessionEvent { at, ..event });
+        }
+        Ok(())
+    }
+
+    async fn change_session(&self, session: &str, change: SessionChange) -> Result<(), StoreError> {
+        let mut state = self.state()?;
+        for row in state.events.values_mut() {
+            if row.status.session.as_deref() == Some(session) {
+                row.status.change(&change, row.received_at);
+            }
+        }
+        Ok(())
+    }
+
     async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<EventStatus>>, StoreError> {
         let mut state = self.state()?;
-        Ok(ids.iter().map(|id| state.status(id).cloned()).collect())
+        let rounded = |status: EventStatus| EventStatus {
+            drain_finished_at: status.drain_finished_at.map(whole_micros),
+            last_remediation_at: status.last_remediation_at.map(whole_micros),
+            ..status
+        };
+        let statuses = ids.iter().map(|id| state.status(id).cloned().map(rounded));
+        Ok(statuses.collect())
     }
 }
 

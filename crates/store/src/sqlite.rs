@@ -18,6 +18,7 @@ mod prune;
 mod query;
 mod readers;
 mod schema;
+mod status;
 mod unreadable;
 mod writer;
 
@@ -29,7 +30,7 @@ use async_trait::async_trait;
 use model::event::EventRecord;
 use model::journal::JournalEntry;
 use model::position::Position;
-use model::status::EventStatus;
+use model::status::{EventStatus, SessionChange, SessionEvent};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 
@@ -423,9 +424,23 @@ impl Statuses for SqliteStore {
             .await
     }
 
+    async fn join_session(&self, event: SessionEvent) -> Result<(), StoreError> {
+        let write = move |connection: &Connection| status::join(connection, &event).map(Ok);
+        let action = "update an event's status";
+        self.writer.call(action, NO_ROWS, write).await
+    }
+
+    async fn change_session(&self, session: &str, change: SessionChange) -> Result<(), StoreError> {
+        let session = session.to_owned();
+        let write =
+            move |connection: &Connection| status::change(connection, &session, &change).map(Ok);
+        let action = "update the statuses of a session";
+        self.writer.call(action, NO_ROWS, write).await
+    }
+
     async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<EventStatus>>, StoreError> {
         self.readers
-            .read(move |connection| ids.iter().map(|id| query::status(connection, id)).collect())
+            .read(move |connection| ids.iter().map(|id| status::read(connection, id)).collect())
             .await
     }
 }

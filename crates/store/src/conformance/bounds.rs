@@ -7,10 +7,10 @@ use contract::HealthEvent;
 use jiff::Timestamp;
 use model::journal::{EntryKind, JournalEntry};
 use model::status::eviction::{Eviction, EvictionStatus};
-use model::status::{EventStatus, NodeQuarantined};
+use model::status::{EventStatus, SessionChange, SessionEvent};
 use tokio::task::JoinSet;
 
-use super::{Store, all, event, numbers, positions, read_feed, status, time};
+use super::{Store, all, event, joining, numbers, positions, read_feed, status, time};
 use crate::{
     Appended, Checkpoint, MAX_APPEND, MAX_CHECKPOINT_BYTES, MAX_ENTRY_BYTES, MAX_JOURNAL,
     MAX_NAME_BYTES, MAX_PAGE, Position, Prune, StoreError,
@@ -126,10 +126,9 @@ pub async fn keeps_all_when_reopened(open: impl AsyncFn() -> Store) {
         state: b"book".to_vec(),
         parts: [("n1".to_owned(), b"share".to_vec())].into(),
     };
-    let patch = EventStatus {
-        node_quarantined: Some(NodeQuarantined::Quarantined),
-        pods_eviction: Some(Eviction::new(EvictionStatus::Succeeded, "all have left")),
-        ..EventStatus::default()
+    let joined = |id: &str| SessionEvent {
+        eviction: Some(Eviction::new(EvictionStatus::Succeeded, "all have left")),
+        ..joining(id, "s", 7)
     };
     let mut records = Vec::new();
     let mut newest = Position::START;
@@ -147,10 +146,8 @@ pub async fn keeps_all_when_reopened(open: impl AsyncFn() -> Store) {
                 .await
                 .unwrap();
             store.journal(std::slice::from_ref(&entry)).await.unwrap();
-            store
-                .update_status(&answers[2].id, patch.clone())
-                .await
-                .unwrap();
+            let joined = joined(&answers[2].id);
+            store.join_session(joined).await.unwrap();
         }
         records = read_feed(&*store, 100).await;
         store.close().await;
@@ -158,9 +155,9 @@ pub async fn keeps_all_when_reopened(open: impl AsyncFn() -> Store) {
     let store = open().await;
     assert_eq!(store.checkpoint("book").await.unwrap(), Some(checkpoint));
     assert_eq!(store.timeline("n1", 10).await.unwrap(), [entry]);
-    let status = status(&*store, &records[2].id).await.unwrap();
-    assert_eq!(status.node_quarantined, patch.node_quarantined);
-    assert_eq!(status.pods_eviction, patch.pods_eviction);
+    let mut expected = EventStatus::default();
+    expected.join(joined(&records[2].id));
+    assert_eq!(status(&*store, &records[2].id).await, Some(expected));
     store.close().await;
 }
 
@@ -196,12 +193,9 @@ pub async fn answers_closed_after_close(open: impl AsyncFn() -> Store) {
     closed(store.checkpoint("c").await.map(|_| ()));
     closed(store.save_checkpoint("c", checkpoint).await);
     closed(store.timeline("n1", 1).await.map(|_| ()));
-    closed(
-        store
-            .update_status("id", EventStatus::default())
-            .await
-            .map(|_| ()),
-    );
+    closed(store.join_session(joining("id", "s", 0)).await);
+    let change = SessionChange::Cancelled;
+    closed(store.change_session("s", change).await);
     closed(store.statuses(vec!["id".into()]).await.map(|_| ()));
     closed(store.stats().await.map(|_| ()));
 

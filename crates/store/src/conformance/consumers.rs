@@ -6,11 +6,10 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use model::event::EventRecord;
 use model::journal::{EntryKind, JournalEntry};
-use model::status::{EventStatus, NodeQuarantined};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::{Store, event, event_without_time, grow, positions, read_feed, status, time};
+use super::{Store, event, event_without_time, grow, joining, positions, read_feed, status, time};
 use crate::{Checkpoint, MAX_CHECKPOINT_BYTES, Position, StoreError};
 
 /// Events stored before `begin_anew` are history, and count again when they arrive again: at
@@ -25,12 +24,8 @@ pub async fn begins_anew_behind_its_history(open: impl AsyncFn() -> Store) {
     let retried = event_without_time("n1", "again", time(3));
     store.append(old.clone()).await.unwrap();
     let newest = store.append(vec![retried.clone()]).await.unwrap()[0].seq;
-    let quarantined = EventStatus {
-        node_quarantined: Some(NodeQuarantined::Quarantined),
-        ..EventStatus::default()
-    };
     let id = old[1].event.id.clone();
-    store.update_status(&id, quarantined).await.unwrap();
+    store.join_session(joining(&id, &id, 0)).await.unwrap();
     let checkpoint = Checkpoint {
         token: newest,
         state: b"x".to_vec(),
@@ -78,7 +73,7 @@ pub async fn begins_anew_behind_its_history(open: impl AsyncFn() -> Store) {
     assert_eq!(ids(&feed)[..3], expected);
     assert_eq!(feed[0].created_at, old[1].received_at, "as it was received");
     let status = status(&*store, &id).await.unwrap();
-    assert_eq!(status.node_quarantined, Some(NodeQuarantined::Quarantined));
+    assert_eq!(status.session, Some(id), "its status too");
     assert_eq!(*store.latest().borrow(), newest);
     // From now on these are repetitions.
     let answers = store.append(again).await.unwrap();

@@ -9,8 +9,8 @@ use model::status::eviction::{Eviction, EvictionStatus};
 use model::status::{EventStatus, NodeQuarantined};
 
 use super::{
-    Store, all, event, event_without_time, grow, numbers, positions, read_feed, report, status,
-    time,
+    Store, all, event, event_without_time, grow, joining, numbers, positions, read_feed, report,
+    status, time,
 };
 use crate::{Appended, EventQuery, MAX_PAGE, NewEvent, Position, Prune, RETRY_WINDOW};
 
@@ -291,11 +291,8 @@ pub async fn pages_stay_whole_while_rows_come_and_go(open: impl AsyncFn() -> Sto
         let page = store.events(query).await.unwrap();
         let Some(last) = page.last() else { break };
         before = Some(last.seq);
-        let patch = EventStatus {
-            node_quarantined: Some(NodeQuarantined::Quarantined),
-            ..EventStatus::default()
-        };
-        store.update_status(&last.id, patch).await.unwrap();
+        let joined = joining(&last.id, "s", round);
+        store.join_session(joined).await.unwrap();
         seen.extend(numbers(&page, &positions(&answers)));
         let new = ["a", "b"].map(|node| event(node, 100 + round));
         store.append(new.to_vec()).await.unwrap();

@@ -1,12 +1,11 @@
-//! Queries for events, statuses and statistics.
+//! Queries for events and statistics, and updates of statuses.
 
 use jiff::Timestamp;
 use model::event::EventRecord;
 use model::position::Position;
-use model::status::eviction::Eviction;
-use model::status::{self, EventStatus, NodeQuarantined};
+use model::status::{EventStatus, NodeQuarantined};
 use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, Params, Row, params_from_iter};
+use rusqlite::{Connection, Params, Row, params_from_iter};
 
 use super::unreadable::Unreadable;
 use super::{count, failure, newest, number, page, position};
@@ -85,37 +84,6 @@ pub(super) fn event(
 ) -> Result<Option<EventRecord>, StoreError> {
     let sql = "SELECT seq, id, created_at, body FROM event WHERE id = ?1";
     Ok(records(connection, unreadable, sql, [id], 1, usize::MAX)?.pop())
-}
-
-pub(super) fn status(connection: &Connection, id: &str) -> Result<Option<EventStatus>, StoreError> {
-    connection
-        .prepare_cached(
-            "SELECT node_quarantined, quarantine_finished_at, pods_eviction, pods_eviction_message,
-                    drain_finished_at, fault_remediated, last_remediation_at
-             FROM event WHERE id = ?1",
-        )
-        .and_then(|mut statement| {
-            statement
-                .query_row([id], |row| {
-                    let time = |column: usize| -> rusqlite::Result<Option<Timestamp>> {
-                        let micros = row.get::<_, Option<i64>>(column)?;
-                        Ok(micros.and_then(|at| Timestamp::from_microsecond(at).ok()))
-                    };
-                    let text = |column: usize| row.get::<_, Option<String>>(column);
-                    let (eviction, message) = (text(2)?, row.get(3)?);
-                    let eviction = eviction.and_then(|name| status::parse(&name));
-                    Ok(EventStatus {
-                        node_quarantined: text(0)?.and_then(|name| status::parse(&name)),
-                        quarantine_finished_at: time(1)?,
-                        pods_eviction: eviction.map(|status| Eviction { status, message }),
-                        drain_finished_at: time(4)?,
-                        fault_remediated: row.get(5)?,
-                        last_remediation_at: time(6)?,
-                    })
-                })
-                .optional()
-        })
-        .map_err(|error| failure("read an event's status", error))
 }
 
 pub(super) fn update_status(

@@ -14,7 +14,7 @@ use crate::directory_lock::{NO_LINK, sync_entry};
 
 /// Steps to the newest schema. `PRAGMA user_version` is the number of steps taken. A released
 /// step is never changed: a change becomes a new step.
-pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3];
+pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3, STEP_4];
 
 /// Initial schema of the database.
 ///
@@ -92,6 +92,18 @@ const STEP_2: &str = "
 const STEP_3: &str = "
     ALTER TABLE event ADD COLUMN fault_remediated INTEGER;
     ALTER TABLE event ADD COLUMN last_remediation_at INTEGER;
+";
+
+/// Adds the session of an event. An event that is part of one belongs to that of the last
+/// `Quarantined` event of its node, whose id is the session's.
+const STEP_4: &str = "
+    ALTER TABLE event ADD COLUMN session TEXT;
+    UPDATE event SET session = (SELECT id FROM event AS first WHERE first.seq = part.first)
+    FROM (SELECT seq, max(seq) FILTER (WHERE node_quarantined = 'Quarantined')
+                      OVER (PARTITION BY node ORDER BY seq) AS first
+          FROM event WHERE node_quarantined IN ('Quarantined', 'AlreadyQuarantined')) AS part
+    WHERE event.seq = part.seq;
+    CREATE INDEX event_by_session ON event (session) WHERE session IS NOT NULL;
 ";
 
 /// `PRAGMA application_id` of a file of this program: "gpwd" in ASCII.
@@ -256,8 +268,11 @@ pub(super) fn failure(path: &Path, source: rusqlite::Error) -> SqliteOpenError {
 mod tests {
     use std::fs;
 
+    use jiff::Timestamp;
+    use model::status::{NodeQuarantined, SessionChange, SessionEvent};
     use tempfile::TempDir;
 
+    use super::super::status;
     use super::*;
 
     fn version(connection: &Connection) -> i64 {
@@ -298,6 +313,50 @@ mod tests {
             )
             .unwrap();
         assert_eq!(row, (7, String::new(), None));
+    }
+
+    #[test]
+    fn open_sessions_of_an_older_database_come_to_their_end() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        migrate(&mut connection, &STEPS[..3]).unwrap();
+        let rows = [
+            ("n1", "AlreadyQuarantined", "Cancelled"), // Its first event was deleted.
+            ("n1", "Quarantined", "Quarantined"),
+            ("n1", "UnQuarantined", "UnQuarantined"),
+            ("n1", "Cancelled", "Cancelled"),
+            ("n2", "Quarantined", "Cancelled"),
+            ("n1", "Quarantined", "Cancelled"),
+            ("n2", "AlreadyQuarantined", "Cancelled"),
+            ("n1", "", ""),
+            ("n1", "AlreadyQuarantined", "Cancelled"),
+        ];
+        for (seq, (node, status, _)) in (1..).zip(rows) {
+            let row = "INSERT INTO event (seq, id, created_at, node, agent, check_name, healthy,
+                                          fatal, stream, body, node_quarantined,
+                                          quarantine_finished_at)
+                       VALUES (?1, 'e' || ?1, 0, ?2, 'a', 'c', 0, 1, 0, '{}', nullif(?3, ''), 5)";
+            connection.execute(row, (seq, node, status)).unwrap();
+        }
+        migrate(&mut connection, STEPS).unwrap();
+        // The controller joins what the nodes list to its session again.
+        let listed = SessionEvent {
+            id: "e1".to_owned(),
+            session: "e6".to_owned(),
+            status: NodeQuarantined::AlreadyQuarantined,
+            at: Timestamp::constant(1, 0),
+            eviction: None,
+        };
+        status::join(&connection, &listed).unwrap();
+        for session in ["e6", "e5"] {
+            status::change(&connection, session, &SessionChange::Cancelled).unwrap();
+        }
+        for (seq, (_, _, expected)) in (1..).zip(rows) {
+            let status = status::read(&connection, &format!("e{seq}"))
+                .unwrap()
+                .unwrap();
+            let name = status.node_quarantined.map_or("", NodeQuarantined::name);
+            assert_eq!(name, expected, "e{seq}");
+        }
     }
 
     #[test]
