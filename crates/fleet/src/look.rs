@@ -250,26 +250,25 @@ impl Look<'_> {
         if !self.state.acts() {
             return;
         }
-        let before = self.entry.reports.to_save();
+        let before = self.entry.reports.clone();
         let drain = self.entry.stages.drain.eviction().cloned();
         let reports = &mut self.entry.reports;
         let statuses = reports.update(observed, desired, drain, self.state.now);
         let statuses = statuses.into_iter().map(Effect::Status);
         self.agenda.effects.extend(statuses);
-        if self.entry.reports.to_save() != before {
+        if self.entry.reports != before {
             self.save();
         }
     }
 
     /// Drops the pending events of a node that is gone or belongs to another gpuwarden.
     fn forget_reports(&mut self) {
-        if self.entry.reports.to_save().is_some() {
+        if !self.entry.reports.is_blank() {
             self.save();
         }
         let ended = self.entry.reports.forget(self.name, self.state.now);
         if self.state.acts() {
-            let ended = ended.into_iter().map(Effect::Status);
-            self.agenda.effects.extend(ended);
+            self.agenda.effects.extend(ended.map(Effect::Status));
         }
     }
 

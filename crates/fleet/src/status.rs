@@ -5,12 +5,11 @@
 //! `UnQuarantined` for the recovery that gave the node back, `Cancelled` for all events of a
 //! session that ended without one. An event that takes no part in a quarantine has no status.
 //!
-//! Nothing is decided here: [`Reports::update`] derives the statuses from the node and the open
-//! faults. After a restart they are derived again, and a record that has a status of this
-//! quarantine keeps it; so an update that a crash prevented is made up for, and a repeated one
-//! does no harm. [`StatusUpdate::Cancel`] is not repeated: it applies to the newest quarantine,
-//! which may be another by then. [`StatusUpdate::Drain`] and [`StatusUpdate::RemediationProgress`] are
-//! derived from the node again.
+//! Nothing is decided here: [`Reports::update`] derives the updates from the node and the open
+//! faults. The record of an event carries the id of its session, so that the later changes of a
+//! session need no list of its events. After a restart everything is derived again, and a record
+//! keeps the status that it has in the session; so an update that a crash prevented is made up
+//! for, and a repeated one does no harm.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -19,8 +18,8 @@ use jiff::Timestamp;
 use model::attempt::{RemediationMark, RemediationProgress};
 use model::fault::Fault;
 use model::ownership::Ownership;
-use model::status::NodeQuarantined;
 use model::status::eviction::Eviction;
+use model::status::{NodeQuarantined, SessionChange, SessionEvent};
 use policy::assess::Desired;
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +27,7 @@ use crate::session::ObservedNode;
 
 mod update;
 
-pub use update::{EventStatus, EventStatuses, StatusUpdate};
+pub use update::{SessionEnd, StatusUpdate};
 
 /// Most events of a node that wait for their status; the oldest goes without one then. One page
 /// of the feed has as many.
@@ -38,32 +37,30 @@ pub const MAX_REPORTS: usize = 1_000;
 pub const MAX_REPORT_FAULTS: usize = 16;
 
 /// Events of a node that wait for their status, and the state needed to derive it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reports {
     /// Waiting events, in order of arrival.
     waiting: VecDeque<Report>,
-    /// Id of the session on the node at the last look.
-    session: Option<String>,
-    /// Ids of the session's events, which have their status.
-    counted: BTreeSet<String>,
-    /// Progress of the drain in the last update.
-    drain: Option<Eviction>,
-    /// Progress of the remediation in the last update.
-    progress: Option<RemediationProgress>,
-    /// Updates of single events since the last save, repeated after a crash.
+    /// Session on the node at the last look. [`Self::restore`] sets it after a restart.
+    #[serde(skip)]
+    session: Option<Derived>,
+    /// Updates since the last save, repeated after a crash, except those of whole sessions, which
+    /// are derived again.
+    #[serde(default)]
     updates: Vec<StatusUpdate>,
-    /// True until the first look after a restore: the session's events are not known yet.
-    restored: bool,
 }
 
-/// Saved part of the events of a node.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct SavedReports {
-    /// Events that wait for their status.
-    waiting: VecDeque<Report>,
-    /// Updates that may not be in their records yet.
-    #[serde(rename = "said")]
-    updates: Vec<StatusUpdate>,
+/// Session on a node, with the updates derived so far. After a restart they are derived anew.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Derived {
+    /// Id of the session.
+    id: String,
+    /// Ids of its events.
+    events: BTreeSet<String>,
+    /// Progress of the drain.
+    drain: Option<Eviction>,
+    /// Progress of the remediation.
+    progress: Option<RemediationProgress>,
 }
 
 /// An event that waits for its status.
@@ -107,168 +104,147 @@ impl Reports {
         drain: Option<Eviction>,
         at: Timestamp,
     ) -> Vec<StatusUpdate> {
-        let statuses = self.derive(observed, desired, drain, at);
-        let new = statuses.iter().filter(|one| !one.is_of_session());
-        self.updates.extend(new.cloned());
+        // If only devices are out, nothing is written: other programs drain nodes by these
+        // statuses.
+        let own = (observed.own.as_deref()).filter(|own| own.takes_node_out());
+        let node = &observed.view.name;
+        let is_over = |session: &mut Derived| own.is_none_or(|own| own.session_id != session.id);
+        let ended = self.session.take_if(is_over);
+        let mut updates = Vec::new();
+        if own.is_none() || ended.is_some() {
+            let marks = [keys::UNCORDONED_MANUALLY, keys::UNTAINTED_MANUALLY];
+            let by_hand = (marks.iter()).any(|mark| observed.view.annotations.contains_key(*mark));
+            updates.extend(self.end(node, ended, by_hand, at));
+        }
+        match own {
+            Some(own) => self.derive(node, own, desired, drain, at, &mut updates),
+            // Reports wait for a quarantine that is on its way.
+            None if desired.takes_node_out() => self.waiting.retain(|report| !report.healthy),
+            None => self.waiting.clear(),
+        }
+        let is_of_event = |update: &&StatusUpdate| !matches!(update, StatusUpdate::Session { .. });
+        self.updates
+            .extend(updates.iter().filter(is_of_event).cloned());
         // The oldest is the most likely to be in its record.
         while self.updates.iter().map(StatusUpdate::size).sum::<usize>() > MAX_REPORTS {
             self.updates.remove(0);
         }
-        statuses
+        updates
     }
 
+    /// Returns the update for the end of a session, or for recoveries without a session.
+    fn end(
+        &self,
+        node: &str,
+        ended: Option<Derived>,
+        by_hand: bool,
+        at: Timestamp,
+    ) -> Option<StatusUpdate> {
+        let reports = self.waiting.iter();
+        let reports: Vec<Report> = (reports.filter(|report| ended.is_some() || report.healthy))
+            .cloned()
+            .collect();
+        if ended.is_none() && reports.is_empty() {
+            return None;
+        }
+        let drain = ended.as_ref().and_then(|ended| ended.drain.as_ref());
+        Some(StatusUpdate::Ended(SessionEnd {
+            node: node.to_owned(),
+            drained: drain.is_some_and(|drain| drain.status.is_final()),
+            session: ended.map(|ended| ended.id),
+            by_hand,
+            reports,
+            at,
+        }))
+    }
+
+    /// Adds the updates for the session on the node.
     fn derive(
         &mut self,
-        observed: &ObservedNode,
+        node: &str,
+        own: &Ownership,
         desired: &Desired,
         drain: Option<Eviction>,
         at: Timestamp,
-    ) -> Vec<StatusUpdate> {
-        let mut statuses = Vec::new();
-        // If only devices are out, nothing is written: other programs drain nodes by these
-        // statuses.
-        let own = (observed.own.as_deref()).filter(|own| own.takes_node_out());
-        let session = own.map(|own| own.session_id.clone());
-        let before = std::mem::replace(&mut self.session, session);
-        let restored = std::mem::take(&mut self.restored);
-        let marks = [keys::UNCORDONED_MANUALLY, keys::UNTAINTED_MANUALLY];
-        let by_hand = (marks.iter()).any(|mark| observed.view.annotations.contains_key(*mark));
-        let mut cancel = None;
-        if before != self.session {
-            let last_drain = self.drain.take();
-            self.progress = None;
-            // After a restart the newest quarantine may be that of the session on the node.
-            if before.is_some() && !(restored && own.is_some()) {
-                // The updates that end the quarantine come after this one, which needs it to
-                // find the events.
-                statuses.extend(StatusUpdate::end_of_drain(
-                    &observed.view.name,
-                    last_drain,
-                    at,
-                ));
-            }
-            if before.is_none() && own.is_some_and(|own| own.mark.drain.is_none()) {
-                self.drain.clone_from(&drain); // The events get it with their own status.
-            }
-        }
-        if before.is_some() && before != self.session {
-            let unrecovered = self.end(by_hand, at, &mut statuses);
-            let node = observed.view.name.clone();
-            cancel = unrecovered.then_some(StatusUpdate::Cancel { node });
-        }
-        let Some(own) = own else {
-            // A waiting recovery may belong to a session that ended unobserved; after a restart,
-            // also to this one: it then ends the quarantine before it is cancelled.
-            if by_hand || !restored {
-                statuses.extend(cancel.take());
-            }
-            let (recoveries, reports) = self.take_waiting(|report| report.healthy);
-            // Otherwise the quarantine is on its way.
-            if desired.takes_node_out() {
-                self.waiting = reports.into();
-            }
-            statuses.extend(StatusUpdate::of_recoveries(recoveries, at));
-            statuses.extend(cancel);
-            return statuses;
-        };
-        // After a restart the newest quarantine may be that of the session on the node.
-        if !restored {
-            statuses.extend(cancel);
-        }
-        self.count(own, desired, drain.as_ref(), at, &mut statuses);
-        if let Some(eviction) = drain.filter(|drain| self.drain.as_ref() != Some(drain)) {
-            self.drain = Some(eviction.clone());
-            let node = observed.view.name.clone();
-            statuses.push(StatusUpdate::Drain { node, eviction, at });
-        }
-        let progress = (own.mark.remediation.as_ref()).and_then(RemediationMark::progress);
-        if let Some(progress) = progress.filter(|progress| self.progress.as_ref() != Some(progress))
-        {
-            self.progress = Some(progress.clone());
-            let node = observed.view.name.clone();
-            statuses.push(StatusUpdate::RemediationProgress { node, progress });
-        }
-        statuses
-    }
-
-    /// Adds the statuses of events that the session lists, or that are desired.
-    fn count(
-        &mut self,
-        own: &Ownership,
-        desired: &Desired,
-        drain: Option<&Eviction>,
-        at: Timestamp,
-        statuses: &mut Vec<StatusUpdate>,
+        updates: &mut Vec<StatusUpdate>,
     ) {
+        let session = self.session.get_or_insert_with(|| Derived {
+            id: own.session_id.clone(),
+            // The events of a new session get it with their own status.
+            drain: drain.clone().filter(|_| own.mark.drain.is_none()),
+            ..Derived::default()
+        });
+        let event = |id: &str, status, eviction| {
+            StatusUpdate::Event(SessionEvent {
+                id: id.to_owned(),
+                session: own.session_id.clone(),
+                status,
+                at,
+                eviction,
+            })
+        };
+        let change = |change| StatusUpdate::Session {
+            node: node.to_owned(),
+            session: own.session_id.clone(),
+            change,
+        };
+        let of_newcomer = |skips| drain.as_ref().map(|drain| drain.of_newcomer(skips));
         let wanted = desired.events.iter().map(|counted| &counted.event);
         let events: BTreeMap<&String, &HealthEvent> = (own.events.iter().chain(wanted))
             .map(|event| (&event.id, event))
             .collect();
-        let skips = |id: &String| {
-            let event = events.get(id).and_then(|event| event.drain_overrides);
-            event.is_some_and(|overrides| overrides.skip)
-        };
-        let counted: BTreeSet<String> = events.keys().copied().cloned().collect();
-        for id in counted.difference(&self.counted) {
-            let status = if *id == own.session_id {
+        for (id, fault) in &events {
+            if session.events.contains(*id) {
+                continue;
+            }
+            let status = if **id == own.session_id {
                 NodeQuarantined::Quarantined
             } else {
                 NodeQuarantined::AlreadyQuarantined
             };
-            statuses.push(StatusUpdate::Event {
-                id: id.clone(),
-                status,
-                at,
-                eviction: drain.map(|drain| drain.of_newcomer(skips(id))),
-            });
+            let skips = fault.drain_overrides.is_some_and(|one| one.skip);
+            updates.push(event(id, status, of_newcomer(skips)));
         }
-        self.counted = counted;
+        session.events = events.into_keys().cloned().collect();
         // Otherwise the release is on its way, and decides what the recoveries were.
         if desired.takes_node_out() {
+            let counts = |id: &String| session.events.contains(id);
             for report in std::mem::take(&mut self.waiting) {
-                if self.counts(&report) && !self.counted.contains(&report.id) {
+                if report.faults.iter().any(counts) && !counts(&report.id) {
                     let status = NodeQuarantined::AlreadyQuarantined;
                     let eviction = if report.healthy {
                         Some(Eviction::of_recovery(status))
                     } else {
-                        drain.map(|drain| drain.of_newcomer(false))
+                        of_newcomer(false)
                     };
-                    statuses.push(StatusUpdate::Event {
-                        id: report.id,
-                        status,
-                        at,
-                        eviction,
-                    });
+                    updates.push(event(&report.id, status, eviction));
                 }
             }
+        }
+        if let Some(drain) = drain.filter(|drain| session.drain.as_ref() != Some(drain)) {
+            session.drain = Some(drain.clone());
+            updates.push(change(SessionChange::Drain(drain, at)));
+        }
+        let progress = (own.mark.remediation.as_ref()).and_then(RemediationMark::progress);
+        if let Some(progress) =
+            progress.filter(|progress| session.progress.as_ref() != Some(progress))
+        {
+            session.progress = Some(progress.clone());
+            updates.push(change(SessionChange::Remediation(progress)));
         }
     }
 
     /// Drops the events of a node that is gone or belongs to another gpuwarden. Returns the
-    /// updates to write: our session on it has ended.
-    pub fn forget(&mut self, node: &str, at: Timestamp) -> Vec<StatusUpdate> {
+    /// update to write: our session on it has ended.
+    pub fn forget(&mut self, node: &str, at: Timestamp) -> Option<StatusUpdate> {
         let mut before = std::mem::take(self);
-        let mut statuses = Vec::new();
-        if before.restored {
-            // One of these recoveries may have ended the session before the restart.
-            let (recoveries, _) = before.take_waiting(|report| report.healthy);
-            statuses.extend(StatusUpdate::of_recoveries(recoveries, at));
-        }
-        if before.session.is_some() {
-            statuses.extend(StatusUpdate::end_of_drain(node, before.drain, at));
-            let node = node.to_owned();
-            statuses.push(StatusUpdate::Cancel { node });
-        }
-        statuses
+        let session = before.session.take();
+        before.end(node, session, false, at)
     }
 
-    /// Returns the state to save; `None` if there is nothing.
-    pub fn to_save(&self) -> Option<SavedReports> {
-        let is_empty = self.waiting.is_empty() && self.updates.is_empty();
-        (!is_empty).then(|| SavedReports {
-            waiting: self.waiting.clone(),
-            updates: self.updates.clone(),
-        })
+    /// Returns whether nothing is worth saving.
+    pub fn is_blank(&self) -> bool {
+        self.waiting.is_empty() && self.updates.is_empty()
     }
 
     /// Records that the state is saved. Returns whether it is to be saved once more without the
@@ -277,49 +253,13 @@ impl Reports {
         !std::mem::take(&mut self.updates).is_empty()
     }
 
-    /// Restores the saved state, and the session on the node. Returns the updates to write.
-    pub fn restore(&mut self, saved: SavedReports, session: Option<String>) -> Vec<StatusUpdate> {
-        (self.waiting, self.updates) = (saved.waiting, saved.updates);
-        (self.session, self.restored) = (session, true);
+    /// Restores the session on the node, after a restart. Returns the updates to write.
+    pub fn restore(&mut self, session: Option<String>) -> Vec<StatusUpdate> {
+        self.session = session.map(|id| Derived {
+            id,
+            ..Derived::default()
+        });
         self.updates.clone()
-    }
-
-    /// Handles the end of the session. Returns whether no recovery that is known to belong to it
-    /// has ended it.
-    fn end(&mut self, by_hand: bool, at: Timestamp, statuses: &mut Vec<StatusUpdate>) -> bool {
-        let counted = std::mem::take(&mut self.counted);
-        let (ours, others) =
-            self.take_waiting(|report| report.faults.iter().any(|id| counted.contains(id)));
-        self.waiting = others.into();
-        let last = ours.iter().rposition(|report| report.healthy);
-        for (index, report) in ours.into_iter().enumerate() {
-            // A recovery that came after a person's release has given nothing back.
-            if !(counted.contains(&report.id) || by_hand && report.healthy) {
-                let status = NodeQuarantined::of_report(Some(index) == last && !by_hand);
-                let eviction = if report.healthy {
-                    Eviction::of_recovery(status)
-                } else {
-                    Eviction::cancelled()
-                };
-                statuses.push(StatusUpdate::Event {
-                    id: report.id,
-                    status,
-                    at,
-                    eviction: Some(eviction),
-                });
-            }
-        }
-        by_hand || last.is_none()
-    }
-
-    /// Removes the waiting events; returns those that match, and the others.
-    fn take_waiting(&mut self, are: impl Fn(&Report) -> bool) -> (Vec<Report>, Vec<Report>) {
-        let waiting = std::mem::take(&mut self.waiting).into_iter();
-        waiting.partition(are)
-    }
-
-    fn counts(&self, report: &Report) -> bool {
-        report.faults.iter().any(|id| self.counted.contains(id))
     }
 }
 

@@ -108,7 +108,7 @@ impl World {
         SavedState {
             book: serde_json::from_str(&saved).unwrap(),
             reports: (self.fleet.reports("n1"))
-                .map(|waiting| ("n1".to_owned(), waiting))
+                .map(|waiting| ("n1".to_owned(), waiting.clone()))
                 .into_iter()
                 .collect(),
             recently_out: BTreeMap::new(),

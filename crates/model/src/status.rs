@@ -96,15 +96,6 @@ impl NodeQuarantined {
         }
     }
 
-    /// Returns the status of a report or recovery that came in a session.
-    pub fn of_report(gave_back: bool) -> Self {
-        if gave_back {
-            Self::UnQuarantined
-        } else {
-            Self::AlreadyQuarantined
-        }
-    }
-
     /// Returns whether changes of the session apply to an event with this status.
     pub fn is_open(self) -> bool {
         matches!(self, Self::Quarantined | Self::AlreadyQuarantined)

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fleet::session::Session;
-use fleet::status::SavedReports;
+use fleet::status::Reports;
 use fleet::{Fleet, SavedState, Unsaved};
 use jiff::Timestamp;
 use model::fault::{FaultBook, NodeShare};
@@ -58,7 +58,7 @@ struct Saving<'a> {
 struct SavedPart {
     book: NodeShare<'static>,
     #[serde(default)]
-    reports: Option<SavedReports>,
+    reports: Option<Reports>,
     #[serde(default)]
     sessions: Vec<Session>,
 }
@@ -67,7 +67,7 @@ struct SavedPart {
 struct SavingPart<'a> {
     book: NodeShare<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    reports: Option<SavedReports>,
+    reports: Option<&'a Reports>,
     /// Absent in a dry run, which only pretends its changes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     sessions: Vec<&'a Session>,

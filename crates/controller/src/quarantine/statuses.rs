@@ -1,17 +1,12 @@
 //! Writes the statuses of events that `fleet::status` derives into the records of the events. A
-//! queue of its own keeps patches from waiting for it, and the statuses are written in batches.
+//! queue of its own keeps patches from waiting for it.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fleet::status::{EventStatuses, StatusUpdate};
-use jiff::Timestamp;
-use model::attempt::RemediationProgress;
-use model::event::EventRecord;
-use model::status::eviction::Eviction;
-use model::status::{EventStatus, NodeQuarantined};
-use store::{EventQuery, EventStore, StoreError};
+use fleet::status::StatusUpdate;
+use futures::future::join_all;
+use store::{EventStore, StoreError};
 use tokio::sync::mpsc;
 
 use super::metrics::QuarantineMetrics;
@@ -19,11 +14,9 @@ use super::metrics::QuarantineMetrics;
 /// Most statuses that wait for the store: those of a thousand nodes with as many faults each as
 /// a node lists. Further ones are dropped, and made up for after a restart if a node lists them.
 pub(super) const STATUS_QUEUE: usize = 20_000;
-/// Most statuses in one request to the store.
-const BATCH: usize = 500;
-/// Events per page when those of a quarantine are searched.
-const PAGE: usize = 500;
-/// Pause before a failed write is retried.
+/// Most requests to the store at the same time. The store commits them together.
+const BATCH: usize = 250;
+/// Pause before a failed request is retried.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Writes statuses to the store.
@@ -41,215 +34,69 @@ impl StatusWriter {
     pub async fn run(mut self) {
         let mut batch = Vec::new();
         while self.queue.recv_many(&mut batch, BATCH).await > 0 {
-            for part in parts(&batch) {
-                match (self.write(part).await, part) {
-                    (Ok(()), _) => {}
-                    (Err(error), [status]) => log_refused(&error, status),
-                    // A refused status must not take others with it.
-                    (Err(_), _) => {
-                        for status in part {
-                            if let Err(error) = self.write(std::slice::from_ref(status)).await {
-                                log_refused(&error, status);
-                            }
-                        }
-                    }
-                }
-            }
+            self.write_all(&batch).await;
             batch.clear();
         }
     }
 
-    /// Writes a part. Retries temporary failures without a limit. Fails if the store refuses the
-    /// part; succeeds without a write if the store is closed.
-    async fn write(&self, part: &[StatusUpdate]) -> Result<(), StoreError> {
-        let store = self.store.as_ref();
-        loop {
-            let written = match part {
-                [StatusUpdate::Cancel { node }] => cancel(store, node).await,
-                [StatusUpdate::Drain { node, eviction, at }] => {
-                    write_drain(store, node, eviction, *at).await
+    /// Writes updates: the change of a session after all before it, and before all behind it.
+    async fn write_all(&self, updates: &[StatusUpdate]) {
+        let joins = |update: &StatusUpdate| matches!(update, StatusUpdate::Event(_));
+        for part in updates.chunk_by(|a, b| joins(a) && joins(b)) {
+            let mut unwritten: Vec<&StatusUpdate> = part.iter().collect();
+            while !unwritten.is_empty() {
+                let answers = join_all(unwritten.iter().map(|update| self.write(update))).await;
+                let (mut answers, mut trouble) = (answers.into_iter(), None);
+                unwritten.retain(|update| match answers.next() {
+                    Some(Err(error)) if error.is_retryable() => {
+                        trouble = Some(error);
+                        true
+                    }
+                    Some(Err(error)) if !matches!(error, StoreError::Closed) => {
+                        self.metrics.error("update_quarantine_status_error");
+                        tracing::error!(err = %error, "the store refused a status: {update:?}");
+                        false
+                    }
+                    _ => false,
+                });
+                if let Some(error) = trouble {
+                    self.metrics.error("update_quarantine_status_error");
+                    tracing::warn!(
+                        err = %error,
+                        "the statuses of events cannot be written; trying again"
+                    );
+                    tokio::time::sleep(RETRY).await;
                 }
-                [StatusUpdate::RemediationProgress { node, repair }] => {
-                    write_repair(store, node, repair).await
-                }
-                events => write_events(store, events).await,
-            };
-            let error = match written {
-                Ok(()) | Err(StoreError::Closed) => return Ok(()),
-                Err(error) => error,
-            };
-            self.metrics.error("update_quarantine_status_error");
-            if !error.is_retryable() {
-                return Err(error);
-            }
-            tracing::warn!(err = %error, "the statuses of events cannot be written; trying again");
-            tokio::time::sleep(RETRY).await;
-        }
-    }
-}
-
-/// Splits `batch` into parts that can be retried one by one. An update of a whole session is a
-/// part of its own: a retry after later updates would apply to their events as well.
-fn parts(batch: &[StatusUpdate]) -> impl Iterator<Item = &[StatusUpdate]> {
-    batch.chunk_by(|a, b| !a.is_of_session() && !b.is_of_session())
-}
-
-fn log_refused(error: &StoreError, status: &StatusUpdate) {
-    tracing::error!(err = %error, "the store refused a status: {status:?}");
-}
-
-/// Writes the statuses of single events.
-async fn write_events(store: &dyn EventStore, updates: &[StatusUpdate]) -> Result<(), StoreError> {
-    let ids: BTreeSet<&String> = updates.iter().flat_map(StatusUpdate::ids).collect();
-    let ids: Vec<String> = ids.into_iter().cloned().collect();
-    let found = store.statuses(ids.clone()).await?.into_iter();
-    let words = found.map(|status| {
-        let status = status?;
-        Some((status.node_quarantined?, status.quarantine_finished_at))
-    });
-    let mut known: EventStatuses = (ids.into_iter().zip(words))
-        .filter_map(|(id, word)| Some((id, word?)))
-        .collect();
-    let mut patches = Vec::new();
-    for update in updates {
-        for status in update.statuses(&known) {
-            let patch = EventStatus {
-                node_quarantined: Some(status.status),
-                quarantine_finished_at: Some(status.at),
-                ..(status.eviction.as_ref()).map_or_else(EventStatus::default, |eviction| {
-                    drain_patch(eviction, status.at)
-                })
-            };
-            patches.push((status.id.clone(), patch));
-            known.insert(status.id, (status.status, Some(status.at)));
-        }
-    }
-    for part in patches.chunks(BATCH) {
-        store.update_statuses(part.to_vec()).await?;
-    }
-    Ok(())
-}
-
-/// Writes the progress of the drain of `node` into the records of its newest quarantine, unless
-/// a recovery has ended that quarantine.
-async fn write_drain(
-    store: &dyn EventStore,
-    node: &str,
-    eviction: &Eviction,
-    at: Timestamp,
-) -> Result<(), StoreError> {
-    let is_open = |status: &EventStatus| {
-        let eviction = status.pods_eviction.as_ref();
-        eviction.is_none_or(|eviction| !eviction.status.is_final())
-    };
-    let open: Vec<String> = (of_quarantine(store, node).await?.into_iter())
-        .filter(|(_, status)| is_open(status))
-        .map(|(record, _)| record.id)
-        .collect();
-    update_all(store, open, &drain_patch(eviction, at)).await
-}
-
-/// Writes the progress of the remediation of `node` into the records of its newest quarantine,
-/// unless a recovery has ended that quarantine: into those of events that preceded the
-/// remediation and were not remediated before.
-async fn write_repair(
-    store: &dyn EventStore,
-    node: &str,
-    repair: &RemediationProgress,
-) -> Result<(), StoreError> {
-    let open: Vec<String> = (of_quarantine(store, node).await?.into_iter())
-        .filter(|(record, status)| {
-            record.created_at <= repair.up_to && status.fault_remediated != Some(true)
-        })
-        .map(|(record, _)| record.id)
-        .collect();
-    let patch = EventStatus {
-        fault_remediated: repair.remediated,
-        last_remediation_at: repair.attempted_at,
-        ..EventStatus::default()
-    };
-    update_all(store, open, &patch).await
-}
-
-fn drain_patch(eviction: &Eviction, at: Timestamp) -> EventStatus {
-    EventStatus {
-        drain_finished_at: eviction.finished_at(at),
-        pods_eviction: Some(eviction.clone()),
-        ..EventStatus::default()
-    }
-}
-
-/// Marks all events of the newest quarantine of `node` as cancelled, unless a recovery has ended
-/// it.
-async fn cancel(store: &dyn EventStore, node: &str) -> Result<(), StoreError> {
-    let found = of_quarantine(store, node).await?.into_iter();
-    let patch = EventStatus {
-        node_quarantined: Some(NodeQuarantined::Cancelled),
-        ..EventStatus::default()
-    };
-    let ids = found.map(|(record, _)| record.id).collect();
-    update_all(store, ids, &patch).await
-}
-
-/// Returns the events of the newest quarantine of `node` with their statuses, newest first; none
-/// if a recovery has ended it.
-async fn of_quarantine(
-    store: &dyn EventStore,
-    node: &str,
-) -> Result<Vec<(EventRecord, EventStatus)>, StoreError> {
-    let mut of_quarantine = Vec::new();
-    let mut before = None;
-    loop {
-        let query = EventQuery {
-            node: Some(node.to_owned()),
-            before,
-            limit: PAGE,
-            ..EventQuery::default()
-        };
-        let page = store.events(query).await?;
-        let ids: Vec<String> = page.iter().map(|record| record.id.clone()).collect();
-        let oldest = page.last().map(|record| record.seq);
-        let is_whole = page.len() == PAGE;
-        let statuses = store.statuses(ids).await?;
-        for (record, status) in page.into_iter().zip(statuses) {
-            let status = status.unwrap_or_default();
-            let word = status.node_quarantined;
-            if word == Some(NodeQuarantined::UnQuarantined) {
-                return Ok(Vec::new()); // Newer events belong to no quarantine.
-            }
-            if word.is_some_and(NodeQuarantined::is_open) {
-                of_quarantine.push((record, status));
-            }
-            if word == Some(NodeQuarantined::Quarantined) {
-                return Ok(of_quarantine);
             }
         }
-        match oldest {
-            Some(seq) if is_whole => before = Some(seq),
-            // The store no longer has the first event of the quarantine.
-            _ => return Ok(of_quarantine),
+    }
+
+    async fn write(&self, update: &StatusUpdate) -> Result<(), StoreError> {
+        match update {
+            StatusUpdate::Event(event) => self.store.join_session(event.clone()).await,
+            StatusUpdate::Session {
+                session, change, ..
+            } => self.store.change_session(session, change.clone()).await,
+            StatusUpdate::Ended(end) => {
+                let ids = end.ids();
+                let found = self.store.statuses(ids.clone()).await?;
+                let known = ids.into_iter().zip(found);
+                let known = known.filter_map(|(id, status)| Some((id, status?)));
+                Box::pin(self.write_all(&end.settle(&known.collect()))).await;
+                Ok(())
+            }
         }
     }
-}
-
-async fn update_all(
-    store: &dyn EventStore,
-    ids: Vec<String>,
-    patch: &EventStatus,
-) -> Result<(), StoreError> {
-    // In parts, the oldest event last: it marks the start of the quarantine for a retry.
-    for part in ids.chunks(BATCH) {
-        let patches = part.iter().map(|id| (id.clone(), patch.clone())).collect();
-        store.update_statuses(patches).await?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use contract::HealthEvent;
-    use fleet::status::Report;
-    use model::status::eviction::EvictionStatus;
+    use fleet::status::{Report, SessionEnd};
+    use jiff::Timestamp;
+    use model::attempt::RemediationProgress;
+    use model::status::eviction::{Eviction, EvictionStatus};
+    use model::status::{EventStatus, NodeQuarantined, SessionChange, SessionEvent};
     use runtime::metrics::Metrics;
     use store::sqlite::SqliteStore;
     use store::{EventLog as _, NewEvent, Statuses as _, Upkeep as _};
@@ -325,34 +172,52 @@ mod tests {
         }
     }
 
-    fn out_at(id: &str, at: i64) -> StatusUpdate {
-        StatusUpdate::Event {
+    /// Returns the event that begins the session of the same id.
+    fn beginning(id: &str, at: i64) -> SessionEvent {
+        SessionEvent {
             id: id.to_owned(),
+            session: id.to_owned(),
             status: NodeQuarantined::Quarantined,
             at: Timestamp::from_nanosecond(at.into()).unwrap(),
             eviction: None,
         }
     }
 
+    fn out_at(id: &str, at: i64) -> StatusUpdate {
+        StatusUpdate::Event(beginning(id, at))
+    }
+
     fn out(id: &str) -> StatusUpdate {
         out_at(id, 0)
     }
 
-    fn recovered(reports: &[(&str, &str)]) -> StatusUpdate {
+    /// Returns the end of the session that `fault` has begun, with recoveries of faults.
+    fn ended(session: Option<&str>, by_hand: bool, reports: &[(&str, &str)]) -> StatusUpdate {
         let report = |(id, fault): &(&str, &str)| Report {
             id: (*id).to_owned(),
             healthy: true,
             faults: vec![(*fault).to_owned()],
         };
-        StatusUpdate::Recoveries {
-            recoveries: reports.iter().map(report).collect(),
-            at: Timestamp::UNIX_EPOCH,
-        }
+        StatusUpdate::Ended(SessionEnd {
+            node: "n1".to_owned(),
+            session: session.map(str::to_owned),
+            drained: false,
+            by_hand,
+            reports: reports.iter().map(report).collect(),
+            at: Timestamp::from_microsecond(5).unwrap(),
+        })
     }
 
-    fn cancelled(node: &str) -> StatusUpdate {
-        let node = node.to_owned();
-        StatusUpdate::Cancel { node }
+    fn cancelled(session: &str) -> StatusUpdate {
+        ended(Some(session), true, &[])
+    }
+
+    fn changed(session: &str, change: SessionChange) -> StatusUpdate {
+        StatusUpdate::Session {
+            node: "n1".to_owned(),
+            session: session.to_owned(),
+            change,
+        }
     }
 
     #[tokio::test]
@@ -360,23 +225,25 @@ mod tests {
         use EvictionStatus::{AlreadyDrained, InProgress, NotStarted, Succeeded};
         let ids = ["n1-before", "n1-fault", "n1-skips", "n1-none", "n2-other"];
         let bench = Bench::new(&ids).await;
-        let with = |id: &str, word| StatusUpdate::Event {
-            id: id.to_owned(),
-            status: NodeQuarantined::Quarantined,
-            at: Timestamp::UNIX_EPOCH,
-            eviction: Some(Eviction::new(word, "")),
+        let with = |id: &str, word| {
+            StatusUpdate::Event(SessionEvent {
+                eviction: Some(Eviction::new(word, "")),
+                ..beginning(id, 0)
+            })
         };
-        let drain = |word| StatusUpdate::Drain {
-            node: "n1".to_owned(),
-            eviction: Eviction::new(word, "why"),
-            at: Timestamp::UNIX_EPOCH,
+        let drain = |word| {
+            let eviction = Eviction::new(word, "why");
+            changed(
+                ids[1],
+                SessionChange::Drain(eviction, Timestamp::UNIX_EPOCH),
+            )
         };
-        let skips = StatusUpdate::Event {
+        let skips = StatusUpdate::Event(SessionEvent {
             id: ids[2].to_owned(),
             status: NodeQuarantined::AlreadyQuarantined,
-            at: Timestamp::UNIX_EPOCH,
             eviction: Some(Eviction::new(AlreadyDrained, "skipped")),
-        };
+            ..beginning(ids[1], 0)
+        });
         let mut statuses = vec![with(ids[0], InProgress), with(ids[1], NotStarted), skips];
         statuses.push(with(ids[4], NotStarted));
         bench.write(statuses).await.unwrap();
@@ -416,12 +283,11 @@ mod tests {
     async fn a_repair_stands_with_the_events_that_came_before_it_and_what_was_mended_stays_so() {
         let ids = ["n1-before", "n1-fault", "n1-second", "n2-other"];
         let bench = Bench::new(&ids).await;
-        let already = StatusUpdate::Event {
+        let already = StatusUpdate::Event(SessionEvent {
             id: ids[2].to_owned(),
             status: NodeQuarantined::AlreadyQuarantined,
-            at: Timestamp::UNIX_EPOCH,
-            eviction: None,
-        };
+            ..beginning(ids[1], 0)
+        });
         let all = vec![out(ids[0]), out(ids[1]), already, out(ids[3])];
         bench.write(all).await.unwrap();
         let event = async |id: &str| bench.store.event(id).await.unwrap().unwrap();
@@ -431,13 +297,13 @@ mod tests {
             "UPDATE event SET created_at = {} WHERE id = 'n1-second'",
             last.as_microsecond() + 1_000_000
         ));
-        let repair = |remediated, up_to: Timestamp| StatusUpdate::RemediationProgress {
-            node: "n1".to_owned(),
-            repair: RemediationProgress {
+        let repair = |remediated, up_to: Timestamp| {
+            let repair = RemediationProgress {
                 remediated,
                 attempted_at: Some(first),
                 up_to,
-            },
+            };
+            changed(ids[1], SessionChange::Remediation(repair))
         };
         let found = async || {
             let ids = ids.iter().map(|id| (*id).to_owned()).collect();
@@ -464,8 +330,10 @@ mod tests {
     async fn a_recovery_behind_the_end_by_hand_has_given_nothing_back() {
         let ids = ["n1-fault", "n1-recovery"];
         let bench = Bench::new(&ids).await;
-        let recovered = recovered(&[(ids[1], ids[0])]);
-        let statuses = vec![out(ids[0]), cancelled("n1"), recovered];
+        let reports = [(ids[1], ids[0])];
+        let by_hand = ended(Some(ids[0]), true, &reports);
+        let later = ended(None, false, &reports);
+        let statuses = vec![out(ids[0]), by_hand, later];
         bench.write(statuses).await.unwrap();
         assert_eq!(bench.words(&ids).await, ["Cancelled", ""]);
         bench.store.close().await;
@@ -474,12 +342,16 @@ mod tests {
     #[tokio::test]
     async fn of_recoveries_the_last_that_counts_has_given_the_node_back() {
         let ids = ["n1-fault", "n1-minor", "n1-first", "n1-last", "n1-other"];
-        let bench = Bench::new(&ids).await;
-        let recovered = recovered(&[(ids[2], ids[0]), (ids[3], ids[0]), (ids[4], ids[1])]);
-        bench.write(vec![out(ids[0]), recovered]).await.unwrap();
-        let expected = ["Quarantined", "", "AlreadyQuarantined", "UnQuarantined", ""];
-        assert_eq!(bench.words(&ids).await, expected);
-        bench.store.close().await;
+        // The session is known, or a crash has hidden it.
+        for session in [Some(ids[0]), None] {
+            let bench = Bench::new(&ids).await;
+            let reports = [(ids[2], ids[0]), (ids[3], ids[0]), (ids[4], ids[1])];
+            let recovered = ended(session, false, &reports);
+            bench.write(vec![out(ids[0]), recovered]).await.unwrap();
+            let expected = ["Quarantined", "", "AlreadyQuarantined", "UnQuarantined", ""];
+            assert_eq!(bench.words(&ids).await, expected);
+            bench.store.close().await;
+        }
     }
 
     #[tokio::test]
@@ -488,10 +360,14 @@ mod tests {
         let bench = Bench::new(&ids).await;
         // A repeat after a restart has the time of the first report.
         let first = out_at(ids[0], 1_500);
-        let statuses = vec![first.clone(), cancelled("n1"), first];
-        bench.write(statuses).await.unwrap();
+        let mut statuses = vec![first.clone(), cancelled(ids[0]), first];
+        bench.write(statuses.clone()).await.unwrap();
         assert_eq!(bench.words(&ids).await, ["Cancelled"]);
-        bench.write(vec![out_at(ids[0], 9_000)]).await.unwrap();
+        statuses.push(out_at(ids[0], 9_000));
+        bench.write(statuses.split_off(3)).await.unwrap();
+        assert_eq!(bench.words(&ids).await, ["Quarantined"]);
+        // A repeat of the end does not cancel the later quarantine, though it has the same id.
+        bench.write(statuses).await.unwrap();
         assert_eq!(bench.words(&ids).await, ["Quarantined"]);
         bench.store.close().await;
     }
@@ -509,7 +385,7 @@ mod tests {
              BEGIN INSERT INTO used_up VALUES (NULL); END",
         );
         let mut trouble = bench.store.trouble();
-        let statuses = vec![cancelled("n1"), out(ids[1]), cancelled("n2")];
+        let statuses = vec![cancelled(ids[0]), out(ids[1]), cancelled(ids[2])];
         let writer = bench.write(statuses);
         trouble.wait_for(Option::is_some).await.unwrap();
         bench.sql("DROP TRIGGER full");
@@ -528,11 +404,11 @@ mod tests {
              BEGIN SELECT RAISE(ABORT, 'no'); END",
         );
         let mut statuses: Vec<StatusUpdate> = ids[..3].iter().map(|id| out(id)).collect();
-        statuses.extend([cancelled("n3"), out(ids[3])]);
+        statuses.extend([cancelled(ids[2]), out(ids[3])]);
         bench.write(statuses).await.unwrap();
         let expected = ["Quarantined", "", "Cancelled", "Quarantined"];
         assert_eq!(bench.words(&ids).await, expected);
-        // A single status is tried once.
+        // Each status is tried once.
         let errors = bench.errors();
         bench.write(vec![out(ids[1])]).await.unwrap();
         assert_eq!(bench.errors(), errors + 1);

@@ -7,7 +7,7 @@ use model::fault::FaultBook;
 
 use super::{Effect, Fleet};
 use crate::session::Session;
-use crate::status::SavedReports;
+use crate::status::Reports;
 
 /// State that an earlier process has saved.
 #[derive(Clone, Debug)]
@@ -15,7 +15,7 @@ pub struct SavedState {
     /// Fault book with the open faults.
     pub book: FaultBook,
     /// Events that wait for the status of their record, by node.
-    pub reports: BTreeMap<String, SavedReports>,
+    pub reports: BTreeMap<String, Reports>,
     /// Time when each returned node was last taken out of service.
     pub recently_out: BTreeMap<String, Timestamp>,
     /// Time when the store was created.
@@ -61,12 +61,13 @@ impl Fleet {
                 saved.reports.entry(name).or_default();
             }
             for (name, reports) in saved.reports {
-                if reports != SavedReports::default() {
+                if !reports.is_blank() {
                     self.agenda.unsaved.nodes.insert(name.clone());
                 }
                 let entry = self.look_again_at(&name);
                 let on_the_node = entry.session.on_the_node().map(str::to_owned);
-                let updates = entry.reports.restore(reports, on_the_node);
+                entry.reports = reports;
+                let updates = entry.reports.restore(on_the_node);
                 self.agenda
                     .effects
                     .extend(updates.into_iter().map(Effect::Status));
@@ -80,8 +81,9 @@ impl Fleet {
     }
 
     /// Returns the events of a node to save that wait for their status.
-    pub fn reports(&self, node: &str) -> Option<SavedReports> {
-        self.nodes.get(node)?.reports.to_save()
+    pub fn reports(&self, node: &str) -> Option<&Reports> {
+        let reports = &self.nodes.get(node)?.reports;
+        (!reports.is_blank()).then_some(reports)
     }
 
     /// Returns the session of a node, if it is worth saving.

@@ -4,7 +4,7 @@ use contract::HealthEvent;
 use model::event::EventRecord;
 use model::fault::FaultBook;
 use model::node::NodeView;
-use model::status::eviction::EvictionStatus;
+use model::status::EventStatus;
 use policy::Policy;
 
 use super::*;
@@ -15,11 +15,10 @@ mod drained;
 
 struct Story {
     world: World,
-    /// Ids in the order of the events, and the statuses of their records.
+    /// Ids in the order of the events.
     events: Vec<String>,
-    statuses: EventStatuses,
-    /// Eviction status in the records, with its reason.
-    evictions: BTreeMap<String, String>,
+    /// Statuses of their records.
+    records: BTreeMap<String, EventStatus>,
 }
 
 impl Story {
@@ -31,8 +30,7 @@ impl Story {
         Self {
             world,
             events: Vec::new(),
-            statuses: EventStatuses::new(),
-            evictions: BTreeMap::new(),
+            records: BTreeMap::new(),
         }
     }
 
@@ -56,50 +54,37 @@ impl Story {
 
     /// Writes an update as the store does.
     fn write(&mut self, update: &StatusUpdate) {
-        for new in update.statuses(&self.statuses) {
-            self.statuses
-                .insert(new.id.clone(), (new.status, Some(new.at)));
-            let eviction = new.eviction.map(|eviction| (new.id, eviction.to_string()));
-            self.evictions.extend(eviction);
-        }
-        if let StatusUpdate::Cancel { .. } | StatusUpdate::Drain { .. } = update {
-            for id in self.events.iter().rev() {
-                let Some((status, _)) = self.statuses.get_mut(id) else {
-                    continue;
-                };
-                let first = *status == NodeQuarantined::Quarantined;
-                if *status == NodeQuarantined::UnQuarantined {
-                    break;
+        match update {
+            StatusUpdate::Event(event) => {
+                let record = self.records.entry(event.id.clone()).or_default();
+                record.join(event.clone());
+            }
+            StatusUpdate::Session {
+                session, change, ..
+            } => {
+                let records = self.records.values_mut();
+                for record in records.filter(|one| one.session.as_ref() == Some(session)) {
+                    record.change(change, self.world.now);
                 }
-                if let StatusUpdate::Drain { eviction, .. } = update {
-                    let new = self.evictions.entry(id.clone()).or_default();
-                    let before = new.split(':').next().unwrap_or_default();
-                    let before = model::status::parse(before);
-                    if status.is_open() && !before.is_some_and(EvictionStatus::is_final) {
-                        *new = eviction.to_string();
-                    }
-                } else {
-                    *status = NodeQuarantined::Cancelled;
-                }
-                if first {
-                    break;
+            }
+            StatusUpdate::Ended(end) => {
+                for update in end.settle(&self.records) {
+                    self.write(&update);
                 }
             }
         }
     }
 
-    fn evictions(&self) -> Vec<&str> {
-        let new = |id| self.evictions.get(id).map_or("-", String::as_str);
-        self.events.iter().map(new).collect()
+    fn evictions(&self) -> Vec<String> {
+        let eviction = |id| self.records.get(id)?.pods_eviction.as_ref();
+        let text = |id| eviction(id).map_or("-".to_owned(), Eviction::to_string);
+        self.events.iter().map(text).collect()
     }
 
     fn statuses(&self) -> Vec<&str> {
-        let status = |id| {
-            self.statuses
-                .get(id)
-                .map_or("-", |(status, _)| status.name())
-        };
-        self.events.iter().map(status).collect()
+        let status = |id| self.records.get(id)?.node_quarantined;
+        let name = |id| status(id).map_or("-", NodeQuarantined::name);
+        self.events.iter().map(name).collect()
     }
 }
 
@@ -201,15 +186,15 @@ fn a_restart_makes_up_for_what_was_not_written() {
         let mut story = Story::new();
         story.event(0, true, false);
         story.settle();
-        story.statuses.clear();
+        story.records.clear();
         story.world.restart(with);
         story.settle();
         assert_eq!(story.statuses(), ["Quarantined"], "{with:?}");
         // The release was made, and its status was not written: the feed is read again.
         story.event(0, false, true);
-        let written = story.statuses.clone();
+        let written = story.records.clone();
         story.settle();
-        story.statuses = written;
+        story.records = written;
         story.world.restart(with);
         story.settle();
         assert_eq!(story.statuses(), ["Quarantined", "UnQuarantined"]);
@@ -260,14 +245,19 @@ fn what_a_process_before_has_begun_is_not_cancelled_after_a_restart() {
     story.settle();
     let kept = story.world.saved_state();
     story.event(0, false, true);
+    let written = story.records.clone();
     story.settle();
     story.event(1, true, false);
     story.settle();
-    story.world.restart_from(Some(kept));
-    assert!(story.world["n1"].unschedulable);
-    story.settle();
-    let expected = ["Quarantined", "UnQuarantined", "Quarantined"];
-    assert_eq!(story.statuses(), expected);
+    // The updates may be lost with the process.
+    for records in [story.records.clone(), written] {
+        story.records = records;
+        story.world.restart_from(Some(kept.clone()));
+        assert!(story.world["n1"].unschedulable);
+        story.settle();
+        let expected = ["Quarantined", "UnQuarantined", "Quarantined"];
+        assert_eq!(story.statuses(), expected);
+    }
 }
 
 #[test]
@@ -283,13 +273,10 @@ fn a_node_that_is_gone_for_good_ends_its_quarantine() {
             story.world.handle(FleetInput::NodeGone("n1".to_owned()));
             story.world.look_without_watch(Fate::Made).statuses
         };
-        let node = "n1".to_owned();
         // This follows the updates repeated after the restart.
-        assert_eq!(
-            gone(&mut story).last(),
-            Some(&StatusUpdate::Cancel { node }),
-            "{restart:?}"
-        );
+        let updates = gone(&mut story);
+        story.write(updates.last().unwrap());
+        assert_eq!(story.statuses(), ["Cancelled"], "{restart:?}");
         assert_eq!(gone(&mut story), []);
     }
 }
@@ -317,14 +304,14 @@ fn a_recovery_of_what_did_not_count_takes_no_word_from_the_one_that_ended_the_se
     story.event(0, true, false);
     story.event(9, false, false);
     story.settle();
-    let (kept, statuses) = (story.world.saved_state(), story.statuses.clone());
+    let (kept, statuses) = (story.world.saved_state(), story.records.clone());
     story.event(0, false, true);
     story.event(9, false, true);
     story.settle();
     let expected = ["Quarantined", "-", "UnQuarantined", "-"];
     assert_eq!(story.statuses(), expected);
     // The statuses of the recoveries are lost with the process.
-    story.statuses = statuses;
+    story.records = statuses;
     story.world.restart_from(Some(kept));
     story.settle();
     assert_eq!(story.statuses(), expected);
@@ -335,10 +322,10 @@ fn a_session_that_a_recovery_ended_before_a_restart_is_not_cancelled_with_its_no
     let mut story = Story::new();
     story.event(0, true, false);
     story.settle();
-    let (kept, statuses) = (story.world.saved_state(), story.statuses.clone());
+    let (kept, statuses) = (story.world.saved_state(), story.records.clone());
     story.event(0, false, true);
     story.settle();
-    story.statuses = statuses;
+    story.records = statuses;
     story.world.restart_from(Some(kept));
     story.world.handle(FleetInput::NodeGone("n1".to_owned()));
     for status in story.world.look_without_watch(Fate::Made).statuses {

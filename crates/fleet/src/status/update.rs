@@ -1,179 +1,128 @@
-//! Updates of the records of events, and the statuses that they add.
+//! Updates of the records of events.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use model::attempt::RemediationProgress;
-use model::status::NodeQuarantined;
 use model::status::eviction::Eviction;
+use model::status::{EventStatus, NodeQuarantined, SessionChange, SessionEvent};
 use serde::{Deserialize, Serialize};
 
 use super::Report;
 
-/// An update of the records of events.
+/// An update of the records of events. A repeated one does no harm.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StatusUpdate {
-    /// Status of one event. A record keeps an existing status, except the `Cancelled` of an
-    /// earlier quarantine: the fault may have taken the node out again.
-    Event {
-        /// Id of the event.
-        id: String,
-        /// Status of the event.
-        #[serde(rename = "word")]
-        status: NodeQuarantined,
-        /// Time when it was observed on the node.
-        at: Timestamp,
-        /// Progress of the drain at that time, written with the status.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        eviction: Option<Eviction>,
-    },
-    /// Recoveries, in order, that may or may not belong to a quarantine. A recovery belongs to
-    /// one if the store has a fault of it as `Quarantined` or `AlreadyQuarantined`; the last
-    /// such recovery has given the node back.
-    Recoveries {
-        /// Recoveries in order of arrival.
-        recoveries: Vec<Report>,
-        /// Time of their observation.
-        at: Timestamp,
-    },
-    /// Progress of the drain, for all events of the node's newest quarantine whose eviction
-    /// status is not [final](model::status::eviction::EvictionStatus::is_final).
-    Drain {
+    /// Event that joins a session.
+    Event(SessionEvent),
+    /// Change of a session, for the records of all its events.
+    Session {
         /// Name of the node.
         node: String,
-        /// Progress of the drain.
-        eviction: Eviction,
-        /// Time when it was observed.
-        at: Timestamp,
+        /// Id of the session.
+        session: String,
+        /// Change of the session.
+        change: SessionChange,
     },
-    /// Progress of the remediation, for the events of the node's newest quarantine, except those
-    /// that came after it.
-    RemediationProgress {
-        /// Name of the node.
-        node: String,
-        /// Progress of the remediation.
-        repair: RemediationProgress,
-    },
-    /// `Cancelled` for all events of the node's newest quarantine, unless a recovery has ended
-    /// it.
-    Cancel {
-        /// Name of the node.
-        node: String,
-    },
+    /// End of a session. [`SessionEnd::settle`] returns the updates that follow.
+    Ended(SessionEnd),
 }
 
-/// Statuses of events by id, each with the time of its decision.
-pub type EventStatuses = BTreeMap<String, (NodeQuarantined, Option<Timestamp>)>;
-
-/// A status for the record of an event.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EventStatus {
-    /// Id of the event.
-    pub id: String,
-    /// Status of the event.
-    pub status: NodeQuarantined,
-    /// Time of the decision.
+/// End of a session, with the reports that are not assigned to a session yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionEnd {
+    /// Name of the node.
+    pub node: String,
+    /// Id of the session. `None` if there was none, as far as this process knows: a crash may
+    /// have hidden the session that the recoveries among the reports ended.
+    pub session: Option<String>,
+    /// True if the drain had ended before.
+    pub drained: bool,
+    /// True if a person ended the session. A recovery that came later ended nothing.
+    pub by_hand: bool,
+    /// Reports in order of arrival.
+    pub reports: Vec<Report>,
+    /// Time of the observation.
     pub at: Timestamp,
-    /// Progress of the drain, for this event.
-    pub eviction: Option<Eviction>,
 }
 
 // === impl StatusUpdate ===
 
 impl StatusUpdate {
-    pub(super) fn of_recoveries(recoveries: Vec<Report>, at: Timestamp) -> Option<Self> {
-        (!recoveries.is_empty()).then_some(Self::Recoveries { recoveries, at })
-    }
-
-    /// Returns the update for the drain of a session that has ended, given its last progress.
-    pub(super) fn end_of_drain(node: &str, drain: Option<Eviction>, at: Timestamp) -> Option<Self> {
-        let done = drain.is_some_and(|drain| drain.status.is_final());
-        (!done).then(|| Self::Drain {
-            node: node.to_owned(),
-            eviction: Eviction::cancelled(),
-            at,
-        })
-    }
-
-    /// Returns whether the update applies to all events of a quarantine.
-    pub fn is_of_session(&self) -> bool {
-        matches!(
-            self,
-            Self::Cancel { .. } | Self::Drain { .. } | Self::RemediationProgress { .. }
-        )
-    }
-
     pub(super) fn size(&self) -> usize {
         match self {
-            Self::Recoveries { recoveries, .. } => recoveries.len(),
-            Self::Event { .. }
-            | Self::Drain { .. }
-            | Self::RemediationProgress { .. }
-            | Self::Cancel { .. } => 1,
+            Self::Event(_) | Self::Session { .. } => 1,
+            Self::Ended(end) => end.reports.len().max(1),
         }
     }
+}
 
-    /// Returns the ids of the events whose statuses [`Self::statuses`] needs.
-    pub fn ids(&self) -> Vec<&String> {
-        match self {
-            Self::Event { id, .. } => vec![id],
-            Self::Recoveries { recoveries, .. } => recoveries
-                .iter()
-                .flat_map(|one| one.faults.iter().chain([&one.id]))
-                .collect(),
-            Self::Drain { .. } | Self::RemediationProgress { .. } | Self::Cancel { .. } => {
-                Vec::new()
-            }
-        }
+// === impl SessionEnd ===
+
+impl SessionEnd {
+    /// Returns the ids of the events whose statuses [`Self::settle`] needs.
+    pub fn ids(&self) -> Vec<String> {
+        let faults = self.reports.iter().flat_map(|report| &report.faults);
+        faults.chain(&self.session).cloned().collect()
     }
 
-    /// Returns the statuses that this update adds to the `known` ones.
-    pub fn statuses(&self, known: &EventStatuses) -> Vec<EventStatus> {
-        match self {
-            Self::Event {
-                id,
+    /// Returns the updates that follow. A report belongs to the session if one of its faults
+    /// does, by its status in `known`. The last such recovery has given the node back; without
+    /// one, the session is cancelled.
+    pub fn settle(&self, known: &BTreeMap<String, EventStatus>) -> Vec<StatusUpdate> {
+        let opener = self.session.as_ref().and_then(|id| known.get(id));
+        let begun = opener.and_then(|opener| opener.quarantine_finished_at);
+        if begun.is_some_and(|begun| begun > self.at) {
+            return Vec::new(); // The same event has begun another session since.
+        }
+        let session_of = |report: &Report| {
+            let mut faults = report.faults.iter().filter_map(|id| known.get(id));
+            let open = faults.find(|fault| {
+                let is_ours = self.session.is_none() || fault.session == self.session;
+                is_ours && fault.node_quarantined.is_some_and(NodeQuarantined::is_open)
+            });
+            open.and_then(|fault| fault.session.clone())
+        };
+        let counts = |report: &&Report| !(self.by_hand && report.healthy);
+        let ours: Vec<(&Report, String)> = (self.reports.iter().filter(counts))
+            .filter_map(|report| Some((report, session_of(report)?)))
+            .collect();
+        let last = ours.iter().rposition(|(report, _)| report.healthy);
+        let change = |change| {
+            let session = self.session.clone()?;
+            let node = self.node.clone();
+            Some(StatusUpdate::Session {
+                node,
+                session,
+                change,
+            })
+        };
+        let mut updates = Vec::new();
+        if !self.drained {
+            let drain = SessionChange::Drain(Eviction::cancelled(), self.at);
+            updates.extend(change(drain));
+        }
+        for (index, (report, session)) in ours.into_iter().enumerate() {
+            let status = if Some(index) == last {
+                NodeQuarantined::UnQuarantined
+            } else {
+                NodeQuarantined::AlreadyQuarantined
+            };
+            let eviction = if report.healthy {
+                Eviction::of_recovery(status)
+            } else {
+                Eviction::cancelled()
+            };
+            updates.push(StatusUpdate::Event(SessionEvent {
+                id: report.id.clone(),
+                session,
                 status,
-                at,
-                eviction,
-            } => {
-                // Stored times have microseconds.
-                let later = |since: &Timestamp| at.as_microsecond() > since.as_microsecond();
-                let keeps = known.get(id).is_some_and(|(status, since)| {
-                    let cancelled = *status == NodeQuarantined::Cancelled;
-                    !(cancelled && since.as_ref().is_none_or(later))
-                });
-                let status = (!keeps).then(|| EventStatus {
-                    id: id.clone(),
-                    status: *status,
-                    at: *at,
-                    eviction: eviction.clone(),
-                });
-                status.into_iter().collect()
-            }
-            Self::Recoveries { recoveries, at } => {
-                let counted = |id: &String| {
-                    let status = known.get(id);
-                    status.is_some_and(|(status, _)| status.is_open())
-                };
-                let mut counted: Vec<&Report> = recoveries
-                    .iter()
-                    .filter(|one| one.faults.iter().any(counted))
-                    .collect();
-                let last = counted.last().map(|one| one.id.clone());
-                counted.retain(|one| !known.contains_key(&one.id));
-                let status =
-                    |one: &Report| NodeQuarantined::of_report(last.as_ref() == Some(&one.id));
-                let statuses = counted.into_iter().map(|one| EventStatus {
-                    id: one.id.clone(),
-                    status: status(one),
-                    at: *at,
-                    eviction: Some(Eviction::of_recovery(status(one))),
-                });
-                statuses.collect()
-            }
-            Self::Drain { .. } | Self::RemediationProgress { .. } | Self::Cancel { .. } => {
-                Vec::new()
-            }
+                at: self.at,
+                eviction: Some(eviction),
+            }));
         }
+        if last.is_none() {
+            updates.extend(change(SessionChange::Cancelled));
+        }
+        updates
     }
 }

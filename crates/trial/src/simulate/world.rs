@@ -301,7 +301,8 @@ impl World {
             let node = name(index);
             let text = serde_json::to_string(&self.fleet.sessions_to_keep(&node)).map_err(wrong)?;
             let kept: Vec<Session> = serde_json::from_str(&text).map_err(wrong)?;
-            reports.extend(self.fleet.reports(&node).map(|kept| (node.clone(), kept)));
+            let waiting = self.fleet.reports(&node).cloned();
+            reports.extend(waiting.map(|waiting| (node.clone(), waiting)));
             sessions.insert(node, kept);
         }
         self.saved = Some(SavedState {

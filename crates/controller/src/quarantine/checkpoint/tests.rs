@@ -267,8 +267,11 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
     session.failed(RequestFailure::Error { retry_after: None }, now());
     session.returns.push(now());
     let report = serde_json::json!({"id": "r", "healthy": false, "faults": ["f"]});
-    let reports = serde_json::json!({"waiting": [report], "said": [{"Cancel": {"node": "n3"}}]});
-    let reports: SavedReports = serde_json::from_value(reports).unwrap();
+    let ended = serde_json::json!({
+        "node": "n3", "session": null, "drained": false, "by_hand": true, "reports": [report], "at": now()
+    });
+    let reports = serde_json::json!({"waiting": [report], "updates": [{"Ended": ended}]});
+    let reports: Reports = serde_json::from_value(reports).unwrap();
     let put = |quarantine: &mut Quarantine, node: &str, session: Session| {
         let sessions = [(node.to_owned(), vec![session])].into();
         let reports = [("n3".to_owned(), reports.clone())].into();
@@ -301,7 +304,7 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
     }
     let (mut second, _handles) = restarted(Mode::Act).await;
     assert_eq!(second.fleet.session("n1"), Some(&kept));
-    assert_eq!(second.fleet.reports("n3"), Some(reports.clone()));
+    assert_eq!(second.fleet.reports("n3"), Some(&reports));
     assert!(!second.fleet.knows("n2"));
     // Empty parts are not saved.
     put(&mut second, "n1", Session::idle(now()));

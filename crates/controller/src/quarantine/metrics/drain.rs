@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cluster::ApiError;
 use fleet::status::StatusUpdate;
+use model::status::SessionChange;
 use model::status::eviction::EvictionStatus;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -36,16 +37,16 @@ runtime::metrics! {
 impl DrainMetrics {
     /// Counts a drain that has ended, by the update of its events.
     pub(in crate::quarantine) fn ended(&self, update: &StatusUpdate) {
-        let StatusUpdate::Drain { node, eviction, .. } = update else {
-            return;
-        };
-        let how = match eviction.status {
-            EvictionStatus::Succeeded => "drained",
-            EvictionStatus::Cancelled => "cancelled",
-            EvictionStatus::NotStarted
-            | EvictionStatus::InProgress
-            | EvictionStatus::Failed
-            | EvictionStatus::AlreadyDrained => return,
+        let (node, how) = match update {
+            StatusUpdate::Session {
+                node,
+                change: SessionChange::Drain(eviction, _),
+                ..
+            } if eviction.status == EvictionStatus::Succeeded => (node, "drained"),
+            StatusUpdate::Ended(end) if end.session.is_some() && !end.drained => {
+                (&end.node, "cancelled")
+            }
+            _ => return,
         };
         let labels = [("drain_status", how.to_owned()), ("node", node.clone())];
         self.ended.get_or_create(&labels).inc();

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use contract::keys;
 use jiff::SignedDuration;
 use model::attempt::RemediationProgress;
+use model::status::SessionChange;
 use policy::Policy;
 use serde_json::{Value, json};
 
@@ -113,7 +114,10 @@ fn make(world: &mut World, planned: &PlannedResource) {
 /// Returns the last progress of the remediation in the records of the events.
 fn recorded(looked: &LookEffects) -> Option<RemediationProgress> {
     let mut repairs = looked.statuses.iter().filter_map(|status| match status {
-        StatusUpdate::Repair { repair, .. } => Some(repair.clone()),
+        StatusUpdate::Session {
+            change: SessionChange::Remediation(repair),
+            ..
+        } => Some(repair.clone()),
         _ => None,
     });
     repairs.next_back()

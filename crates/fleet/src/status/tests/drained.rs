@@ -80,12 +80,12 @@ fn a_record_says_how_far_the_drain_is() {
         LEFT,
         "AlreadyDrained: the node was drained before",
     ];
-    let found = [0, 2, 3, 4].map(|index| story.evictions()[index]);
+    let found = [0, 2, 3, 4].map(|index| story.evictions()[index].clone());
     assert_eq!(found, expected);
     story.event(0, false, true);
     story.event(2, false, true);
     story.settle();
-    assert_eq!(story.evictions().last(), Some(&BACK));
+    assert_eq!(story.evictions().last().unwrap(), BACK);
     assert_eq!(story.evictions()[0], LEFT);
 }
 
@@ -123,7 +123,7 @@ fn who_ends_the_session_before_cancels_the_drain() {
         }
         assert_eq!(story.evictions()[0], ENDED, "{by}");
         assert_eq!(
-            story.evictions().get(1).copied(),
+            story.evictions().get(1).map(String::as_str),
             (by == "recovery").then_some(BACK)
         );
     }
@@ -157,9 +157,9 @@ fn a_restart_makes_up_for_what_was_not_written_of_a_drain() {
         let mut story = story(drains());
         story.event(0, true, false);
         story.settle();
-        let before = story.evictions.clone();
+        let before = story.records.clone();
         pod_ends(&mut story);
-        story.evictions = before;
+        story.records = before;
         story.world.restart(with);
         story.settle();
         assert_eq!(story.evictions(), [LEFT], "{with:?}");
