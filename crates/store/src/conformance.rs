@@ -40,7 +40,7 @@ pub use self::consumers::{
 pub use self::events::{
     appends_in_order, keeps_an_event_as_it_was, pages_and_filters,
     pages_stay_whole_while_rows_come_and_go, states_what_it_holds, stores_an_event_once,
-    takes_a_repetition_without_a_time_for_a_retry, updates_a_status,
+    takes_a_repetition_without_a_time_for_a_retry,
 };
 pub use self::statuses::{
     changes_all_events_of_a_session, joins_an_event_to_its_session, keeps_statuses_by_their_rules,
@@ -68,7 +68,6 @@ macro_rules! conformance_tests {
             begins_anew_behind_its_history
             keeps_the_parts_that_are_not_named
             keeps_the_journal_in_order
-            updates_a_status
             joins_an_event_to_its_session
             changes_all_events_of_a_session
             keeps_statuses_by_their_rules

@@ -76,14 +76,6 @@ pub trait EventLog: Send + Sync + 'static {
 /// Statuses of the events.
 #[async_trait]
 pub trait Statuses: Send + Sync + 'static {
-    /// Applies `patch` to the status of an event: fields that are set replace those of the event.
-    /// Returns `false` if there is no event with this id.
-    async fn update_status(&self, id: &str, patch: EventStatus) -> Result<bool, StoreError>;
-
-    /// Applies patches to the statuses of several events at once, in this order. Ids without an
-    /// event are skipped. At most [`MAX_PAGE`](crate::MAX_PAGE) patches.
-    async fn update_statuses(&self, patches: Vec<(String, EventStatus)>) -> Result<(), StoreError>;
-
     /// Makes an event part of a session. Does nothing if there is no event with this id.
     ///
     /// An event that is part of this session already keeps its status, unless that is

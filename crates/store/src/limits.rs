@@ -3,7 +3,6 @@
 use contract::json;
 use jiff::SignedDuration;
 use model::journal::JournalEntry;
-use model::status::EventStatus;
 
 use crate::{Checkpoint, NewEvent, StoreError};
 
@@ -85,10 +84,6 @@ pub(crate) fn checkpoint(consumer: &str, checkpoint: &Checkpoint) -> Result<(), 
         size(&format!("the part {part:?}"), state.len())?;
     }
     Ok(())
-}
-
-pub(crate) fn statuses(patches: &[(String, EventStatus)]) -> Result<(), StoreError> {
-    count("statuses", patches.len(), MAX_PAGE)
 }
 
 fn count(what: &'static str, found: usize, max: usize) -> Result<(), StoreError> {

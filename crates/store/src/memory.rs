@@ -176,31 +176,6 @@ impl Stored {
         self.events.get_mut(seq).map(|row| &mut row.status)
     }
 
-    fn update(&mut self, id: &str, patch: EventStatus) -> bool {
-        let Some(status) = self.status(id) else {
-            return false;
-        };
-        if patch.node_quarantined.is_some() {
-            status.node_quarantined = patch.node_quarantined;
-        }
-        if let Some(at) = patch.quarantine_finished_at {
-            status.quarantine_finished_at = Some(whole_micros(at));
-        }
-        if patch.pods_eviction.is_some() {
-            status.pods_eviction = patch.pods_eviction;
-        }
-        if let Some(at) = patch.drain_finished_at {
-            status.drain_finished_at = Some(whole_micros(at));
-        }
-        if patch.fault_remediated.is_some() {
-            status.fault_remediated = patch.fault_remediated;
-        }
-        if let Some(at) = patch.last_remediation_at {
-            status.last_remediation_at = Some(whole_micros(at));
-        }
-        true
-    }
-
     fn bytes(&self) -> u64 {
         let entries = self.journal.iter().map(|entry| entry_bytes(entry) as u64);
         self.events.values().map(|row| row.bytes).sum::<u64>() + entries.sum::<u64>()
@@ -334,19 +309,6 @@ impl EventLog for MemoryStore {
 
 #[async_trait]
 impl Statuses for MemoryStore {
-    async fn update_status(&self, id: &str, patch: EventStatus) -> Result<bool, StoreError> {
-        Ok(self.state()?.update(id, patch))
-    }
-
-    async fn update_statuses(&self, patches: Vec<(String, EventStatus)>) -> Result<(), StoreError> {
-        limits::statuses(&patches)?;
-        let mut state = self.state()?;
-        for (id, patch) in patches {
-            state.update(&id, patch);
-        }
-        Ok(())
-    }
-
     async fn join_session(&self, event: SessionEvent) -> Result<(), StoreError> {
         if let Some(status) = self.state()?.status(&event.id) {
             let at = whole_micros(event.at);

@@ -400,30 +400,6 @@ impl Journal for SqliteStore {
 
 #[async_trait]
 impl Statuses for SqliteStore {
-    async fn update_status(&self, id: &str, patch: EventStatus) -> Result<bool, StoreError> {
-        let id = id.to_owned();
-        let write = move |connection: &Connection| query::update_status(connection, &id, &patch);
-        self.writer
-            .call("update an event's status", NO_ROWS, move |c| {
-                write(c).map(Ok)
-            })
-            .await
-    }
-
-    async fn update_statuses(&self, patches: Vec<(String, EventStatus)>) -> Result<(), StoreError> {
-        limits::statuses(&patches)?;
-        let count = patches.len();
-        let write = move |connection: &Connection| {
-            for (id, patch) in &patches {
-                query::update_status(connection, id, patch)?;
-            }
-            Ok(Ok(()))
-        };
-        self.writer
-            .call("update the events' statuses", count, write)
-            .await
-    }
-
     async fn join_session(&self, event: SessionEvent) -> Result<(), StoreError> {
         let write = move |connection: &Connection| status::join(connection, &event).map(Ok);
         let action = "update an event's status";

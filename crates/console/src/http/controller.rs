@@ -7,7 +7,7 @@ use std::time::Duration;
 use connector::Forwarding;
 use fleet::view::FleetView;
 use futures::future::BoxFuture;
-use model::status::EventStatus;
+use model::status::SessionChange;
 use runtime::logging::chain;
 use store::{EventStore, StoreError};
 use tokio::sync::watch;
@@ -114,11 +114,11 @@ impl ControllerPart {
         reasons
     }
 
-    /// Requests an empty change from the writer; no event has this id.
+    /// Requests a change from the writer that changes nothing; no session has this id.
     async fn ask_writer(&self) -> Result<(), WriterFailure> {
-        let asked = (self.store).update_status("probe", EventStatus::default());
+        let asked = (self.store).change_session("probe", SessionChange::Cancelled);
         match tokio::time::timeout(WRITER_TIMEOUT, asked).await {
-            Ok(Ok(_)) => Ok(()),
+            Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(WriterFailure::Failed(error)),
             Err(_) => Err(WriterFailure::Hangs),
         }

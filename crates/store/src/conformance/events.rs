@@ -5,12 +5,10 @@ use std::collections::BTreeMap;
 use contract::{BehaviourOverrides, Entity, HealthEvent, json};
 use jiff::Timestamp;
 use model::event::{EventRecord, normalise};
-use model::status::eviction::{Eviction, EvictionStatus};
-use model::status::{EventStatus, NodeQuarantined};
 
 use super::{
     Store, all, event, event_without_time, grow, joining, numbers, positions, read_feed, report,
-    status, time,
+    time,
 };
 use crate::{Appended, EventQuery, MAX_PAGE, NewEvent, Position, Prune, RETRY_WINDOW};
 
@@ -395,93 +393,6 @@ pub async fn pages_and_filters(open: impl AsyncFn() -> Store) {
     let seventh = store.event(&event("a", 6).event.id).await.unwrap();
     assert_eq!(seventh.unwrap().seq, at[6]);
     assert_eq!(store.event("no such id").await.unwrap(), None);
-    store.close().await;
-}
-
-/// A status is empty at first; a patch changes the fields that it names.
-pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
-    use NodeQuarantined::{Cancelled, Quarantined, UnQuarantined};
-    let store = open().await;
-    let both = vec![event("n1", 1), event("n1", 2)];
-    let answers = store.append(both).await.unwrap();
-    let (id, other) = (event("n1", 1).event.id, event("n1", 2).event.id);
-    let patch = |value: NodeQuarantined| EventStatus {
-        node_quarantined: Some(value),
-        ..EventStatus::default()
-    };
-    let value = async |id: &str| status(&*store, id).await.unwrap().node_quarantined;
-
-    assert_eq!(value(&id).await, None);
-    assert!(store.update_status(&id, patch(Quarantined)).await.unwrap());
-    assert_eq!(value(&id).await, Some(Quarantined));
-    assert!(
-        store
-            .update_status(&id, EventStatus::default())
-            .await
-            .unwrap()
-    );
-    assert_eq!(value(&id).await, Some(Quarantined));
-    assert!(
-        store
-            .update_status(&id, patch(UnQuarantined))
-            .await
-            .unwrap()
-    );
-    assert_eq!(value(&id).await, Some(UnQuarantined));
-    assert_eq!(value(&other).await, None);
-
-    assert!(
-        !store
-            .update_status("no such id", patch(Quarantined))
-            .await
-            .unwrap()
-    );
-    assert_eq!(status(&*store, "no such id").await, None);
-    // Several at once: applied in order, and unknown ids are skipped.
-    let at = "2026-01-02T03:04:05.000006Z".parse().unwrap();
-    let eviction = Eviction::new(EvictionStatus::Failed, "a budget");
-    let timed = EventStatus {
-        quarantine_finished_at: Some(at),
-        drain_finished_at: Some(at),
-        fault_remediated: Some(false),
-        last_remediation_at: Some(at),
-        pods_eviction: Some(eviction.clone()),
-        ..patch(Quarantined)
-    };
-    let patches = vec![
-        (other.clone(), patch(Cancelled)),
-        ("no such id".to_owned(), patch(Cancelled)),
-        (other.clone(), timed),
-    ];
-    store.update_statuses(patches).await.unwrap();
-    let ids = vec![other.clone(), "no such id".to_owned(), id.clone()];
-    let statuses = store.statuses(ids).await.unwrap();
-    let status = statuses[0].clone().unwrap();
-    assert_eq!(status.node_quarantined, Some(Quarantined));
-    assert_eq!(status.quarantine_finished_at, Some(at));
-    assert_eq!(status.pods_eviction, Some(eviction));
-    assert_eq!(status.drain_finished_at, Some(at));
-    assert_eq!(status.fault_remediated, Some(false));
-    assert_eq!(status.last_remediation_at, Some(at));
-    // Each field on its own.
-    let eviction = Eviction::new(EvictionStatus::InProgress, "");
-    let only = EventStatus {
-        pods_eviction: Some(eviction.clone()),
-        ..EventStatus::default()
-    };
-    store.update_status(&other, only).await.unwrap();
-    let after = self::status(&*store, &other).await.unwrap();
-    assert_eq!(after.pods_eviction, Some(eviction));
-    assert_eq!(after.node_quarantined, Some(Quarantined));
-    assert_eq!(statuses[1], None);
-    assert_eq!(
-        statuses[2].clone().unwrap().node_quarantined,
-        Some(UnQuarantined)
-    );
-    // An event that is sent again keeps its status, and the feed does not move.
-    store.append(vec![event("n1", 1)]).await.unwrap();
-    assert_eq!(value(&id).await, Some(UnQuarantined));
-    assert_eq!(*store.latest().borrow(), answers[1].seq);
     store.close().await;
 }
 

@@ -1,9 +1,8 @@
-//! Queries for events and statistics, and updates of statuses.
+//! Queries for events and statistics.
 
 use jiff::Timestamp;
 use model::event::EventRecord;
 use model::position::Position;
-use model::status::{EventStatus, NodeQuarantined};
 use rusqlite::types::Value;
 use rusqlite::{Connection, Params, Row, params_from_iter};
 
@@ -84,35 +83,6 @@ pub(super) fn event(
 ) -> Result<Option<EventRecord>, StoreError> {
     let sql = "SELECT seq, id, created_at, body FROM event WHERE id = ?1";
     Ok(records(connection, unreadable, sql, [id], 1, usize::MAX)?.pop())
-}
-
-pub(super) fn update_status(
-    connection: &Connection,
-    id: &str,
-    patch: &EventStatus,
-) -> rusqlite::Result<bool> {
-    let changed = connection
-        .prepare_cached(
-            "UPDATE event SET node_quarantined = coalesce(?2, node_quarantined),
-                    quarantine_finished_at = coalesce(?3, quarantine_finished_at),
-                    pods_eviction = coalesce(?4, pods_eviction),
-                    pods_eviction_message = coalesce(?5, pods_eviction_message),
-                    drain_finished_at = coalesce(?6, drain_finished_at),
-                    fault_remediated = coalesce(?7, fault_remediated),
-                    last_remediation_at = coalesce(?8, last_remediation_at)
-             WHERE id = ?1",
-        )?
-        .execute((
-            id,
-            patch.node_quarantined.map(NodeQuarantined::name),
-            patch.quarantine_finished_at.map(Timestamp::as_microsecond),
-            patch.pods_eviction.as_ref().map(|one| one.status.name()),
-            patch.pods_eviction.as_ref().map(|one| &one.message),
-            patch.drain_finished_at.map(Timestamp::as_microsecond),
-            patch.fault_remediated,
-            patch.last_remediation_at.map(Timestamp::as_microsecond),
-        ))?;
-    Ok(changed > 0)
 }
 
 /// Returns all figures except the size on disk.
