@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use anyhow::Context as _;
+use contract::findings::MAX_FILE_BYTES;
 use contract::nearest::nearest;
-use policy::{MAX_POLICY_BYTES, Policy};
+use policy::Policy;
 use runtime::text_file;
 use trial::presets::{self, Preset};
 
@@ -35,7 +36,7 @@ pub(crate) fn text(source: &str) -> anyhow::Result<String> {
         let preset = preset(name).map_err(|what| anyhow::anyhow!("{source}: {what}"))?;
         return Ok(preset.text.to_owned());
     }
-    text_file::read(Path::new(source), MAX_POLICY_BYTES)
+    text_file::read(Path::new(source), MAX_FILE_BYTES)
         .with_context(|| format!("cannot read the policy {source}"))
 }
 

@@ -7,22 +7,19 @@ use std::path::{Path, PathBuf};
 
 use crate::transform::load::{self, Kind};
 use crate::transform::{Transformer, augment};
-use contract::findings::FileError;
+use contract::findings::{FileError, MAX_FILE_BYTES};
 use model::condition::MessageLimits;
 use runtime::text_file;
 use runtime::tls::CertificateFiles;
 
 use crate::forward::{ForwardTarget, TargetTls};
 
-/// Largest configuration file (bytes), the limit of a `ConfigMap`.
-const MAX_CONFIG_BYTES: usize = 1024 * 1024;
-
 /// Configuration read from the files.
 #[derive(Debug, Default)]
 pub struct ConnectorConfig {
     /// Transformers, in the order of their use.
     pub transformers: Vec<Transformer>,
-    /// Limits for the messages of node conditions, which NVSentinel's connector writes.
+    /// MessageLimits for the messages of node conditions, which NVSentinel's connector writes.
     pub limits: MessageLimits,
     /// Service that events are forwarded to, in addition to the store.
     pub forward: Option<ForwardTarget>,
@@ -145,7 +142,7 @@ fn shown(path: &Path) -> String {
 }
 
 fn text(path: &Path) -> Result<String, ConfigError> {
-    text_file::read(path, MAX_CONFIG_BYTES).map_err(|source| ConfigError::Read {
+    text_file::read(path, MAX_FILE_BYTES).map_err(|source| ConfigError::Read {
         path: path.to_owned(),
         source,
     })
@@ -245,15 +242,15 @@ mod tests {
             ),
             (
                 r#"{"name": "Deduplicator", "enabled": true, "config": "bad.toml"}"#,
-                "bad.toml:2: invalid type",
+                "bad.toml:2: suppressionWindow is 3; write text in quotes",
             ),
             (
                 r#"{"name": "MetadataAugmentor", "enabled": true, "config": "bad.toml"}"#,
-                "bad.toml:2: unknown field",
+                "bad.toml:2: unknown key",
             ),
             (
                 r#"{"name": "Augmentor", "enabled": true}"#,
-                "config.json:1: pipeline: transformer 'Augmentor' is unknown",
+                "config.json:1: pipeline[0].name is \"Augmentor\"; write MetadataAugmentor,",
             ),
         ];
         for (entry, expected) in table {

@@ -1,13 +1,34 @@
-//! Findings about a configuration file: each with its line, and all of them at once, so that
-//! one edit can fix the file.
+//! Loader of configuration files: TOML, YAML and JSON. It reports every finding about a file
+//! with its line and key, so that one edit can fix the file.
 
-use std::fmt::Display;
+mod keys;
+mod words;
 
+use std::cell::OnceCell;
+use std::fmt::{Debug, Display};
+use std::ops::RangeInclusive;
+
+use jiff::SignedDuration;
 use serde::de::DeserializeOwned;
 use toml::Spanned;
 
+pub use keys::Key;
+
+/// Largest configuration file (bytes): the limit of a `ConfigMap`.
+pub const MAX_FILE_BYTES: usize = 1024 * 1024;
 /// Most findings that are listed; a file with more gets a line that says so.
 const MAX_FINDINGS: usize = 100;
+
+/// Format of a configuration file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Most files: `name = "value"`.
+    Toml,
+    /// Files of the janitor, its tests and preflight: `name: value`.
+    Yaml,
+    /// File of the connector: `{"name": "value"}`.
+    Json,
+}
 
 /// File that cannot be used, with every finding, one per line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,6 +43,10 @@ pub struct FileError {
 pub struct Findings<'a> {
     text: &'a str,
     source: &'a str,
+    format: Format,
+    keys: OnceCell<Vec<Key>>,
+    /// Path of the table that holds the configuration; empty for the whole file.
+    root: String,
     found: Vec<String>,
     /// Start of the entry being read (byte offset).
     entry_at: usize,
@@ -49,24 +74,172 @@ pub fn start_of(error: &toml::de::Error) -> usize {
     error.span().map_or(0, |span| span.start)
 }
 
+/// Returns the byte offset of the begin of a line.
+fn start_of_line(text: &str, line: usize) -> usize {
+    let lines = text.split_inclusive('\n').take(line.saturating_sub(1));
+    lines.map(str::len).sum()
+}
+
 // === impl Findings ===
 
 impl<'a> Findings<'a> {
-    /// Creates an empty collector for `text`. `source` names the file in findings.
-    pub fn new(text: &'a str, source: &'a str) -> Self {
-        Self {
+    /// Reads a file. `source` names it in findings. A file that cannot be deserialized has one
+    /// finding; the returned collector is for those about its values.
+    pub fn read<T: DeserializeOwned>(
+        text: &'a str,
+        source: &'a str,
+        format: Format,
+    ) -> Result<(T, Self), FileError> {
+        let findings = Self::new(text, source, format)?;
+        Ok((findings.parse()?, findings))
+    }
+
+    /// Creates an empty collector for a file that is not too large.
+    pub fn new(text: &'a str, source: &'a str, format: Format) -> Result<Self, FileError> {
+        let findings = Self {
             text,
             source,
+            format,
+            keys: OnceCell::new(),
+            root: String::new(),
             found: Vec::new(),
             entry_at: 0,
             entry: String::new(),
+        };
+        if text.len() > MAX_FILE_BYTES {
+            let found = text.len();
+            let what = format!("it has {found} bytes, at most {MAX_FILE_BYTES} are taken");
+            return Err(findings.stop(0, &what));
         }
+        Ok(findings)
     }
 
-    /// Parses TOML; a syntax error is the only finding.
+    /// Deserializes the file; the first error is the only finding.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, FileError> {
-        toml::from_str(self.text)
-            .map_err(|error| self.clone().stop(start_of(&error), error.message()))
+        self.parse_with(|_| None)
+    }
+
+    /// Deserializes the file. `example` returns the form of a key's values, if it knows that
+    /// better than the type says.
+    pub fn parse_with<T: DeserializeOwned>(
+        &self,
+        example: impl Fn(&Key) -> Option<String>,
+    ) -> Result<T, FileError> {
+        words::deserialize(self.text, self.format).map_err(|error| {
+            let (at, what) = error.explain(self.text, self.keys(), example);
+            self.clone().stop(at, &what)
+        })
+    }
+
+    /// Returns the keys of the file.
+    pub fn keys(&self) -> &[Key] {
+        self.keys.get_or_init(|| keys::keys(self.text, self.format))
+    }
+
+    /// Reads the configuration from below a key of the file, if the file has that key: paths of
+    /// findings begin there.
+    pub fn within(&mut self, root: &str) -> bool {
+        let is_there = self.keys().iter().any(|key| key.path == root);
+        if is_there {
+            root.clone_into(&mut self.root);
+        }
+        is_there
+    }
+
+    /// Records a problem with the value at `path`, such as `validation.action` or
+    /// `taints[0].key`. If the file has no such key, the finding is on the line of the table
+    /// that misses it.
+    pub fn at_key(&mut self, path: &str, what: impl Display) {
+        let path = keys::joined(&self.root, path);
+        self.at(self.offset_of(&path), &format!("{path}: {what}"));
+    }
+
+    /// Records that the value at `path` is not what belongs there.
+    pub fn refuse(&mut self, path: &str, value: impl Debug, wanted: impl Display) {
+        let path = keys::joined(&self.root, path);
+        let what = format!("{path} is {value:?}; {wanted}");
+        self.at(self.offset_of(&path), &what);
+    }
+
+    /// Returns the value of a check or of a conversion; its error is recorded.
+    pub fn check<T, E: Display>(&mut self, path: &str, checked: Result<T, E>) -> Option<T> {
+        checked.map_err(|error| self.at_key(path, error)).ok()
+    }
+
+    /// Returns a number within `range`, and records any other. `unit` names what it counts, such
+    /// as ` of minutes`, and may be empty.
+    pub fn whole(
+        &mut self,
+        path: &str,
+        number: Option<i64>,
+        range: RangeInclusive<i64>,
+        unit: &str,
+    ) -> Option<i64> {
+        let number = number?;
+        if range.contains(&number) {
+            return Some(number);
+        }
+        let (least, most) = range.into_inner();
+        let wanted = format!("write a whole number{unit} from {least} to {most}");
+        self.refuse(path, number, wanted);
+        None
+    }
+
+    /// Returns a number of minutes within `range`.
+    pub fn minutes(
+        &mut self,
+        path: &str,
+        number: Option<i64>,
+        range: RangeInclusive<i64>,
+    ) -> Option<SignedDuration> {
+        let minutes = self.whole(path, number, range, " of minutes");
+        minutes.map(SignedDuration::from_mins)
+    }
+
+    /// Returns a duration above zero and up to `most`.
+    pub fn duration(
+        &mut self,
+        path: &str,
+        text: &str,
+        most: SignedDuration,
+    ) -> Option<SignedDuration> {
+        let duration = text.trim().parse::<SignedDuration>().ok();
+        let fits = |one: &SignedDuration| one.is_positive() && *one <= most;
+        let duration = duration.filter(fits);
+        if duration.is_none() {
+            let limit = if most == SignedDuration::MAX {
+                String::new()
+            } else {
+                format!(", at most {most:#}")
+            };
+            let wanted = format!("write a duration above zero such as 90s, 3m or 1h{limit}");
+            self.refuse(path, text, wanted);
+        }
+        duration
+    }
+
+    /// Returns the choice with this name.
+    pub fn one_of<T: Copy>(&mut self, path: &str, name: &str, choices: &[(&str, T)]) -> Option<T> {
+        let found = choices.iter().find(|(known, _)| *known == name);
+        if found.is_none() {
+            let names: Vec<&str> = choices.iter().map(|(known, _)| *known).collect();
+            self.refuse(path, name, words::one_of(name, &names));
+        }
+        found.map(|(_, choice)| *choice)
+    }
+
+    /// Returns the offset of the key at `path`, or else of the nearest table around it.
+    fn offset_of(&self, path: &str) -> usize {
+        let mut path = path;
+        loop {
+            if let Some(key) = self.keys().iter().find(|key| key.path == path) {
+                return key.at.unwrap_or(key.value.start);
+            }
+            let Some(end) = path.rfind(['.', '[']) else {
+                return 0;
+            };
+            path = path.get(..end).unwrap_or_default();
+        }
     }
 
     /// Starts an entry of the file. `title` returns the entry's name for people.
@@ -148,40 +321,4 @@ impl<'a> Findings<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_finding_has_its_line_and_a_hundred_are_told() {
-        let text = "a = 1\nb = 2\n";
-        let mut findings = Findings::new(text, "f.toml");
-        findings.at(0, "first");
-        findings.at(6, "second");
-        findings.at(text.len(), "behind");
-        findings.at(usize::MAX, "beyond");
-        let error = findings.clone().result(()).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "f.toml:1: first\nf.toml:2: second\nf.toml:3: behind\nf.toml:3: beyond"
-        );
-        for _ in 0..200 {
-            findings.at(0, "again");
-        }
-        let error = findings.stop(6, "last");
-        assert_eq!(error.findings.len(), MAX_FINDINGS + 1);
-        assert!(error.findings[MAX_FINDINGS].contains("more findings"));
-    }
-
-    #[test]
-    fn what_the_reader_refuses_is_the_only_finding() {
-        #[derive(serde::Deserialize, Debug)]
-        struct File {
-            #[serde(rename = "a")]
-            _a: u8,
-        }
-        let error = Findings::new("b = 2\na = 'x'\n", "f").parse::<File>();
-        let error = error.unwrap_err().to_string();
-        assert!(error.starts_with("f:2: invalid type"), "{error}");
-        assert!(Findings::new("a = 1", "f").parse::<File>().is_ok());
-    }
-}
+mod tests;

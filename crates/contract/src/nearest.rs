@@ -29,6 +29,14 @@ pub fn nearest<'a>(
         .collect()
 }
 
+/// Returns the question whether the nearest of these names was meant; `None` if none is near.
+pub fn hint(word: &str, names: &[&str]) -> Option<String> {
+    let nearest = nearest(word, names.iter().copied(), 1);
+    nearest
+        .first()
+        .map(|meant| format!("did you mean '{meant}'?"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

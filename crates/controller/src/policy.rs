@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{Cluster, ConfigMapEvent};
-use contract::findings::FileError;
+use contract::findings::{FileError, MAX_FILE_BYTES};
 use fleet::view::PolicyView;
 use jiff::Timestamp;
-use policy::{DEFAULT_POLICY, MAX_POLICY_BYTES, Policy};
+use policy::{DEFAULT_POLICY, Policy};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use runtime::file_stamp::FileStamp;
@@ -132,7 +132,7 @@ impl PolicyFollower {
             PolicySource::BuiltIn => DEFAULT_POLICY.to_owned(),
             PolicySource::Preset(preset) => preset.text.to_owned(),
             PolicySource::File(path) => {
-                text_file::read(path, MAX_POLICY_BYTES).map_err(|source| PolicyLoadError::Read {
+                text_file::read(path, MAX_FILE_BYTES).map_err(|source| PolicyLoadError::Read {
                     path: path.clone(),
                     source,
                 })?
@@ -195,7 +195,7 @@ impl PolicyFollower {
                 continue;
             }
             taken = last;
-            match text_file::read(path, MAX_POLICY_BYTES) {
+            match text_file::read(path, MAX_FILE_BYTES) {
                 Ok(text) => self.offer(&text),
                 Err(error) => {
                     // A file that exists may be readable at the next check.
@@ -462,9 +462,9 @@ mod tests {
         assert!(error.contains("a comment in it (# no rules)"), "{error}");
         fs::write(dir.path().join("meant"), "# no rules\n").unwrap();
         assert!(load("meant").is_ok());
-        fs::write(dir.path().join("long"), "#".repeat(MAX_POLICY_BYTES + 1)).unwrap();
+        fs::write(dir.path().join("long"), "#".repeat(MAX_FILE_BYTES + 1)).unwrap();
         assert!(matches!(load("long"), Err(PolicyLoadError::Read { .. })));
-        fs::write(dir.path().join("full"), "#".repeat(MAX_POLICY_BYTES)).unwrap();
+        fs::write(dir.path().join("full"), "#".repeat(MAX_FILE_BYTES)).unwrap();
         assert!(load("full").is_ok());
     }
 }

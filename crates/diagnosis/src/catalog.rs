@@ -23,7 +23,7 @@ pub use changes::{CatalogChange, GPU_LIMITS};
 pub use dcgm::DcgmCode;
 pub use nic::{Filter, NicDriver, Pattern};
 pub use nvlink5::{NvlinkReport, Severity};
-pub use overrides::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, Overrides};
+pub use overrides::{MAX_OVERRIDES, Overrides};
 pub use recovery::{recovery_code, recovery_codes};
 pub(crate) use rows::hex;
 pub use rows::{Bits, Changed, Confidence, Nic, Nvlink5, RowError, Sxid, SxidClass, Text, Xid};

@@ -18,7 +18,7 @@ mod gang;
 pub mod partial;
 pub mod plan;
 
-pub use config::{DrainConfig, MAX_CONFIG_BYTES};
+pub use config::DrainConfig;
 pub use custom::{CustomDrain, PodsToDrain};
 pub use gang::Gangs;
 

@@ -36,7 +36,7 @@ pub mod validation;
 
 use awaiting::Wait;
 pub use awaiting::{Awaiting, Blocker, Meanwhile};
-pub use config::{Action, MAX_CONFIG_BYTES, RemediationConfig};
+pub use config::{Action, RemediationConfig};
 use need::needs;
 use plan::{NextStep, RemediationPlan};
 use under_way::{MADE_WITHIN, is_searched_for, update_attempt};

@@ -22,7 +22,7 @@ use serde_json::Value;
 
 pub use devices::DeviceTaints;
 pub use limits::{Amount, Brake, Budget, DEFAULT_PERCENT, Window};
-pub use load::{MAX_POLICY_BYTES, MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES};
+pub use load::{MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES};
 pub use route::{ALL_STAGES, Route, RouteDrain, Routed};
 #[cfg(test)]
 pub(crate) use rule::counts;

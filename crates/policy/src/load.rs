@@ -1,6 +1,6 @@
 //! Loading of a policy file. All findings are reported at once, each with its line and a hint.
 
-use contract::findings::{FileError, Findings, start_of};
+use contract::findings::{FileError, Findings, Format};
 use contract::names;
 use model::node::Taint;
 use serde::Deserialize;
@@ -23,8 +23,6 @@ const EMPTY: &str = "it is empty; a comment in it (# no rules) says that no rule
 const YAML: &str = "it is YAML, such as values of a chart, and a policy is TOML: the text `config.toml` that \
                     `helm template` shows in the ConfigMap of fault-quarantine; docs/policy.md has the keys";
 
-/// Largest policy, in bytes: as large as a `ConfigMap` can be.
-pub const MAX_POLICY_BYTES: usize = 1024 * 1024;
 /// Most rule sets of a file, including those of named policies, and most routes. Each is
 /// evaluated for each fault. The largest known files have some dozens.
 pub const MAX_RULE_SETS: usize = 512;
@@ -134,30 +132,22 @@ struct CordonEntry {
 
 /// Parses a policy and checks all of it.
 pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
-    let mut findings = Findings::new(text, source);
-    if text.len() > MAX_POLICY_BYTES {
-        let found = text.len();
-        let what = format!("it has {found} bytes, at most {MAX_POLICY_BYTES} are taken");
-        return Err(findings.stop(0, &what));
-    }
+    let mut findings = Findings::new(text, source, Format::Toml)?;
     if text.trim().is_empty() {
         // An empty file is most likely an accident of an editor or a disk, and must not drop
         // all rules.
         return Err(findings.stop(0, EMPTY));
     }
-    let file: PolicyFile = match toml::from_str(text) {
+    let file: PolicyFile = match findings.parse_with(keys::example) {
         Ok(file) => file,
         Err(_) if looks_like_yaml(text) => return Err(findings.stop(0, YAML)),
-        Err(error) => {
-            let what = keys::wrong_value(text, &error);
-            return Err(findings.stop(start_of(&error), &what));
-        }
+        Err(error) => return Err(error),
     };
     if let Some((offset, what)) = beyond_the_limits(&file) {
         return Err(findings.stop(offset, &what));
     }
     let mut warnings = Vec::new();
-    for key in keys::unknown(text) {
+    for key in keys::unknown(findings.keys()) {
         if key.is_error {
             findings.at(key.offset, &key.what);
         } else {

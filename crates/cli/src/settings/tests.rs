@@ -347,7 +347,7 @@ fn a_drain_stands_beside_quarantine_and_its_file_is_read_at_once() {
     );
     std::fs::write(&file, "modes = 1").unwrap();
     let wrong = drains(&with_file).unwrap_err();
-    assert!(wrong.contains(":1: unknown field `modes`"), "{wrong}");
+    assert!(wrong.contains(":1: unknown key 'modes'"), "{wrong}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod sink;
 use std::fmt;
 
 use contract::RecommendedAction;
-use contract::findings::{FileError, Findings};
+use contract::findings::{FileError, Findings, Format};
 use contract::names;
 use jiff::SignedDuration;
 use model::condition::MessageLimits;
@@ -27,6 +27,10 @@ pub const MAX_RULES: usize = 256;
 /// Longest window and longest cleanup interval of the deduplicator: a lasting fault must be
 /// evaluated at least once a day.
 pub const MAX_WINDOW: SignedDuration = SignedDuration::from_hours(24);
+
+/// Default window and cleanup interval of the deduplicator.
+const WINDOW: SignedDuration = SignedDuration::from_mins(3);
+const CLEANUP: SignedDuration = SignedDuration::from_secs(60);
 
 /// Contents of `config.json` that the product uses.
 #[derive(Debug, PartialEq, Eq)]
@@ -60,6 +64,13 @@ pub enum Kind {
     /// `Deduplicator`, which hides repeats.
     Deduplicator,
 }
+
+/// Names of the transformers.
+const KINDS: [(&str, Kind); 3] = [
+    ("MetadataAugmentor", Kind::MetadataAugmentor),
+    ("OverrideTransformer", Kind::OverrideTransformer),
+    ("Deduplicator", Kind::Deduplicator),
+];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -108,12 +119,9 @@ struct Number;
 /// A number above zero, rounded to a whole one.
 struct Positive(usize);
 
-/// An entry of the pipeline; `None` if it is disabled, with any contents.
-struct PipelineEntry(Option<TransformerEntry>);
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawEntry {
+struct PipelineEntry {
     name: String,
     enabled: Option<Switch>,
     #[serde(default)]
@@ -124,11 +132,11 @@ struct RawEntry {
 #[serde(deny_unknown_fields)]
 struct MetadataKeys {
     #[serde(rename = "cacheSize")]
-    cache_size: Option<Spanned<i64>>,
+    cache_size: Option<i64>,
     #[serde(rename = "cacheTTL")]
-    cache_ttl: Option<Spanned<String>>,
-    #[serde(rename = "allowedLabels")]
-    allowed_labels: Option<Spanned<Vec<String>>>,
+    cache_ttl: Option<String>,
+    #[serde(rename = "allowedLabels", default)]
+    allowed_labels: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -167,34 +175,35 @@ struct ChangeKeys {
 #[serde(deny_unknown_fields)]
 struct DedupKeys {
     #[serde(rename = "suppressionWindow")]
-    window: Option<Spanned<String>>,
+    window: Option<String>,
     #[serde(rename = "cleanupInterval")]
-    cleanup: Option<Spanned<String>>,
+    cleanup: Option<String>,
     #[serde(rename = "includeChecks", default)]
     checks: Vec<String>,
 }
 
 /// Reads `config.json`. `source` names the file in errors.
 pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, FileError> {
-    let keys: ConnectorKeys = serde_json::from_str(text).map_err(|error| {
-        let (line, shown) = (error.line(), error.to_string());
-        let place = format!(" at line {line} column {}", error.column());
-        let what = shown.strip_suffix(&place).unwrap_or(&shown);
-        Findings::new(text, source).stop_on_line(line, what)
-    })?;
-    let limits = limits(&keys, text, source)?;
-    let forward = if keys.grpc_sink == Some(Switch(true)) {
-        Some(sink::forward(&keys, text, source)?)
-    } else {
-        None
-    };
+    let (keys, mut findings) = Findings::read::<ConnectorKeys>(text, source, Format::Json)?;
+    let limits = limits(&keys, &mut findings);
+    let forwards = keys.grpc_sink == Some(Switch(true));
+    let forward = forwards.then(|| sink::forward(&keys, &mut findings));
+    // A disabled entry may have any contents.
+    let entries = keys.pipeline.iter().enumerate();
+    let enabled = entries.filter(|(_, entry)| entry.enabled == Some(Switch(true)));
+    let pipeline = enabled.filter_map(|(at, entry)| {
+        let kind = findings.one_of(&format!("pipeline[{at}].name"), &entry.name, &KINDS)?;
+        let config = entry.config.clone();
+        Some(TransformerEntry { kind, config })
+    });
+    let pipeline = pipeline.collect();
     let unused = unused(&keys).into_iter().filter(|(read, ..)| *read);
     let notes = unused.map(|(_, keys, why)| format!("{source}: {keys}: not used: {why}"));
     let open = forward.as_ref().and_then(|forward| forward.warning(source));
-    Ok(ConnectorFile {
+    findings.result(ConnectorFile {
         notes: notes.chain(open).collect(),
-        pipeline: keys.pipeline.into_iter().filter_map(|one| one.0).collect(),
-        limits,
+        pipeline,
+        limits: limits.unwrap_or_default(),
         forward,
     })
 }
@@ -242,46 +251,28 @@ fn unused(keys: &ConnectorKeys) -> [(bool, &'static str, &'static str); 7] {
     ]
 }
 
-fn limits(keys: &ConnectorKeys, text: &str, source: &str) -> Result<MessageLimits, FileError> {
+fn limits(keys: &ConnectorKeys, findings: &mut Findings<'_>) -> Option<MessageLimits> {
     let default = MessageLimits::default();
     let value = |key: &Option<Positive>, default| key.as_ref().map_or(default, |key| key.0);
     let message = value(&keys.condition_length, default.message_bytes());
     let compacted = value(&keys.compacted_length, default.compacted_bytes());
-    MessageLimits::new(message, compacted).map_err(|error| {
-        let key = "MaxNodeConditionMessageLength";
-        let what = format!("{key}: {error}");
-        Findings::new(text, source).stop_on_line(line_that_sets(text, &[key]), &what)
-    })
-}
-
-/// Returns the line, from 1, of the first of `keys` that is present.
-fn line_that_sets(text: &str, keys: &[&str]) -> usize {
-    let line = |key: &&str| {
-        let quoted = format!("\"{key}\"");
-        text.lines().position(|line| line.contains(&quoted))
-    };
-    1 + keys.iter().find_map(line).unwrap_or_default()
+    let limits = MessageLimits::new(message, compacted);
+    findings.check("MaxNodeConditionMessageLength", limits)
 }
 
 /// Reads `metadata.toml`. Returns the labels, and notes on unused keys.
 pub fn metadata(text: &str, source: &str) -> Result<(Labels, Vec<String>), FileError> {
-    let mut findings = Findings::new(text, source);
-    let keys: MetadataKeys = findings.parse()?;
-    let labels = keys.allowed_labels.as_ref();
-    if let Some(labels) = labels {
-        let found = labels.get_ref().len();
-        if found > MAX_METADATA {
-            let what = format!("{found} entries; an event carries {MAX_METADATA} at most");
-            findings.at(labels.span().start, &format!("allowedLabels: {what}"));
-        }
-        for label in labels.get_ref() {
-            if let Err(error) = names::label_key(label) {
-                findings.at(labels.span().start, &format!("allowedLabels: {error}"));
-            }
-        }
+    let (keys, mut findings) = Findings::read::<MetadataKeys>(text, source, Format::Toml)?;
+    let found = keys.allowed_labels.len();
+    if found > MAX_METADATA {
+        let what = format!("{found} entries; an event carries {MAX_METADATA} at most");
+        findings.at_key("allowedLabels", what);
+    }
+    for (at, label) in keys.allowed_labels.iter().enumerate() {
+        findings.check(&format!("allowedLabels[{at}]"), names::label_key(label));
     }
     if let Some(ttl) = &keys.cache_ttl {
-        duration(&mut findings, "cacheTTL", ttl, SignedDuration::MAX);
+        findings.duration("cacheTTL", ttl, SignedDuration::MAX);
     }
     let mut notes = Vec::new();
     if keys.cache_size.is_some() || keys.cache_ttl.is_some() {
@@ -290,14 +281,12 @@ pub fn metadata(text: &str, source: &str) -> Result<(Labels, Vec<String>), FileE
              which is always current"
         ));
     }
-    let labels = keys.allowed_labels.map(Spanned::into_inner);
-    findings.result((Labels(labels.unwrap_or_default()), notes))
+    findings.result((Labels(keys.allowed_labels), notes))
 }
 
 /// Reads `overrides.toml`. Returns the rules, and notes on them.
 pub fn overrides(text: &str, source: &str) -> Result<(Overrides, Vec<String>), FileError> {
-    let mut findings = Findings::new(text, source);
-    let keys: OverrideKeys = findings.parse()?;
+    let (keys, mut findings) = Findings::read::<OverrideKeys>(text, source, Format::Toml)?;
     if keys.enabled != Some(true) {
         let note = format!(
             "{source}: the {} rules are off, for enabled is not true",
@@ -335,26 +324,16 @@ pub fn overrides(text: &str, source: &str) -> Result<(Overrides, Vec<String>), F
 
 /// Reads `dedup.toml`. `source` names the file in errors.
 pub fn dedup(text: &str, source: &str) -> Result<dedup::Settings, FileError> {
-    let mut findings = Findings::new(text, source);
-    let keys: DedupKeys = findings.parse()?;
-    let mut duration = |name, value: Option<Spanned<String>>, default| {
-        value.map_or(default, |text| {
-            duration(&mut findings, name, &text, MAX_WINDOW)
-        })
+    let (keys, mut findings) = Findings::read::<DedupKeys>(text, source, Format::Toml)?;
+    let mut duration = |path, text: Option<String>, default| match text {
+        Some(text) => findings.duration(path, &text, MAX_WINDOW),
+        None => Some(default),
     };
-    let window = duration(
-        "suppressionWindow",
-        keys.window,
-        SignedDuration::from_mins(3),
-    );
-    let cleanup = duration(
-        "cleanupInterval",
-        keys.cleanup,
-        SignedDuration::from_secs(60),
-    );
+    let window = duration("suppressionWindow", keys.window, WINDOW);
+    let cleanup = duration("cleanupInterval", keys.cleanup, CLEANUP);
     findings.result(dedup::Settings {
-        window,
-        cleanup,
+        window: window.unwrap_or_default(),
+        cleanup: cleanup.unwrap_or_default(),
         checks: keys.checks,
     })
 }
@@ -431,28 +410,6 @@ fn action_of(change: &ChangeKeys, findings: &mut Findings<'_>) -> Option<(i32, S
     action
 }
 
-/// Reads a duration above zero and up to `max`.
-fn duration(
-    findings: &mut Findings<'_>,
-    name: &str,
-    text: &Spanned<String>,
-    max: SignedDuration,
-) -> SignedDuration {
-    let duration = text.get_ref().parse::<SignedDuration>().ok();
-    if let Some(duration) = duration.filter(|one| one.is_positive() && *one <= max) {
-        return duration;
-    }
-    let what = "is no duration above zero such as 90s, 3m or 1h";
-    let bound = if max == SignedDuration::MAX {
-        String::new()
-    } else {
-        format!(", at most {max:#}")
-    };
-    let what = format!("{name} '{}' {what}{bound}", text.get_ref());
-    findings.at(text.span().start, &what);
-    SignedDuration::ZERO
-}
-
 // === impl Deserialize ===
 
 impl<'de> Deserialize<'de> for Switch {
@@ -499,30 +456,6 @@ impl<'de> Deserialize<'de> for Positive {
             return Ok(Self(format!("{value:.0}").parse().unwrap_or(usize::MAX)));
         }
         Err(de::Error::custom(format!("{value} is not above zero")))
-    }
-}
-
-impl<'de> Deserialize<'de> for PipelineEntry {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let raw = RawEntry::deserialize(from)?;
-        if raw.enabled != Some(Switch(true)) {
-            return Ok(Self(None));
-        }
-        let kind = match raw.name.as_str() {
-            "MetadataAugmentor" => Kind::MetadataAugmentor,
-            "OverrideTransformer" => Kind::OverrideTransformer,
-            "Deduplicator" => Kind::Deduplicator,
-            other => {
-                return Err(de::Error::custom(format!(
-                    "pipeline: transformer '{other}' is unknown; there are MetadataAugmentor, \
-                     OverrideTransformer and Deduplicator"
-                )));
-            }
-        };
-        Ok(Self(Some(TransformerEntry {
-            kind,
-            config: raw.config,
-        })))
     }
 }
 

@@ -26,8 +26,6 @@ use super::rows::{Changed, Confidence, Nic, Nvlink5, Sxid, SxidClass, Text, Xid}
 use super::{Catalog, nvlink5};
 use crate::limits::ThresholdKey;
 
-/// Longest file, in bytes: a row for every existing code takes a tenth of it.
-pub const MAX_OVERRIDES_BYTES: usize = 1024 * 1024;
 /// Most entries of a file: far more than there are codes.
 pub const MAX_OVERRIDES: usize = 4096;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use contract::findings::{FileError, Findings};
+use contract::findings::{FileError, Findings, Format};
 use contract::names;
 use jiff::SignedDuration;
 use model::selector::LabelSelector;
@@ -14,9 +14,6 @@ use toml::Spanned;
 
 use super::custom::{self, CustomDrain, CustomDrainFile, Number};
 use super::{DrainMode, PodView};
-
-/// Largest configuration, in bytes: the limit of a `ConfigMap`.
-pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
 
 /// Namespaces whose pods stay by default: NVSentinel's, and our own.
 const SYSTEM_NAMESPACES: [&str; 7] = [
@@ -155,13 +152,7 @@ impl DrainConfig {
         source: &str,
         read: impl Fn(&str) -> Result<String, String>,
     ) -> Result<Self, FileError> {
-        let mut findings = Findings::new(text, source);
-        if text.len() > MAX_CONFIG_BYTES {
-            let found = text.len();
-            let what = format!("it has {found} bytes, at most {MAX_CONFIG_BYTES} are taken");
-            return Err(findings.stop(0, &what));
-        }
-        let file: File = findings.parse()?;
+        let (file, mut findings) = Findings::read::<File>(text, source, Format::Toml)?;
         let default = Self::default();
         let custom_drain = file.custom_drain.filter(|one| one.get_ref().enabled);
         let empty = |one: &Vec<Namespaces>| one.is_empty();

@@ -1,3 +1,5 @@
+use contract::findings::MAX_FILE_BYTES;
+
 use super::*;
 
 fn at(second: i64) -> Timestamp {
@@ -318,11 +320,11 @@ fn what_is_wrong_is_said_all_at_once_with_its_line() {
         ),
         (
             "evictionTimeout = 3",
-            &["d:1: unknown field `evictionTimeout`, expected one of"],
+            &["d:1: unknown key 'evictionTimeout'; there is evictionTimeoutInSeconds, "],
         ),
         (
             "[[userNamespaces]]\nname = \"*\"",
-            &["d:1: missing field `mode`"],
+            &["d:1: userNamespaces[0]: the key 'mode' is missing"],
         ),
         (
             "deleteAfterTimeoutMinutes = 99999999999",
@@ -336,7 +338,7 @@ fn what_is_wrong_is_said_all_at_once_with_its_line() {
             assert!(finding.starts_with(expected), "{finding}\n{expected}");
         }
     }
-    let large = " ".repeat(MAX_CONFIG_BYTES + 1);
+    let large = " ".repeat(MAX_FILE_BYTES + 1);
     assert!(DrainConfig::parse(&large, "d").is_err());
 }
 

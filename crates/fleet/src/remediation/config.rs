@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use contract::findings::{FileError, Findings};
+use contract::findings::{FileError, Findings, Format};
 use contract::{Entity, HealthEvent, RecommendedAction, names};
 use jiff::SignedDuration;
 use model::attempt::{DIAGNOSTICS_GROUP, REMEMBERED_HOURS, ResourceKind};
@@ -14,9 +14,6 @@ use serde_json::Value;
 use toml::Spanned;
 
 use super::validation::{self, ValidationConfig};
-
-/// Largest configuration, in bytes: the limit of a `ConfigMap`.
-pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
 
 /// Text of the default configuration.
 const BUILTIN: &str = include_str!("../../data/remediation.toml");
@@ -161,13 +158,7 @@ impl RemediationConfig {
         source: &str,
         read: impl Fn(&str) -> Result<String, String>,
     ) -> Result<Self, FileError> {
-        let mut findings = Findings::new(text, source);
-        if text.len() > MAX_CONFIG_BYTES {
-            let found = text.len();
-            let what = format!("it has {found} bytes, at most {MAX_CONFIG_BYTES} are taken");
-            return Err(findings.stop(0, &what));
-        }
-        let file: File = findings.parse()?;
+        let (file, mut findings) = Findings::read::<File>(text, source, Format::Toml)?;
         let templates = Templates {
             mount_path: file.template.mount_path.trim_end_matches('/'),
             inline: &file.templates,

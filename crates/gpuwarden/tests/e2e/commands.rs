@@ -163,7 +163,7 @@ fn what_is_wrong_is_said_and_ends_with_2() {
         (&["run", "--policy", policy, "--data-dir", data], "p.toml:5"),
         (
             &["run", "--connector-config", connector, "--data-dir", data],
-            "dedup.toml:2: suppressionWindow 'soon'",
+            "dedup.toml:2: suppressionWindow is \"soon\"",
         ),
         (
             &["run", "--kubeconfig", "/does/not/exist", "--data-dir", data],

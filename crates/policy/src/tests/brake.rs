@@ -67,8 +67,14 @@ fn what_is_wrong_with_the_brake_is_named_with_its_line() {
             "[[brake.budgets]]\nmax = 1\nper = \"\"",
             "p:3: brake: 'per' names",
         ),
-        ("[[brake.budgets]]\nmin = 1", "p:2: unknown field `min`"),
-        ("[brake]\nbudget = 1", "p:2: unknown field `budget`"),
+        (
+            "[[brake.budgets]]\nmin = 1",
+            "p:2: unknown key 'brake.budgets[0].min'",
+        ),
+        (
+            "[brake]\nbudget = 1",
+            "p:2: unknown key 'brake.budget'; did you mean 'budgets'?",
+        ),
         (
             "[circuitBreaker]\npercentage = 0",
             "p:1: circuitBreaker: percentage 0",

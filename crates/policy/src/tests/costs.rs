@@ -1,6 +1,8 @@
 //! The limit on the cost of a rule. A rule above it is refused when it is loaded, since it cannot
 //! be stopped when it runs.
 
+use contract::findings::MAX_FILE_BYTES;
+
 use super::*;
 
 fn refused(kind: RuleKind, expression: &str) -> String {
@@ -156,7 +158,7 @@ fn a_policy_that_is_too_large_is_refused_and_said_in_few_words() {
             "rule set 'r5': the rules up to here can take",
         ),
         (
-            "#".repeat(MAX_POLICY_BYTES + 1),
+            "#".repeat(MAX_FILE_BYTES + 1),
             "p.toml:1: it has 1048577 bytes, at most 1048576 are taken",
         ),
         // Used to take time proportional to the number of keys times the length of the text.

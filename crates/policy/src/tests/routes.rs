@@ -60,7 +60,7 @@ fn what_is_wrong_with_a_route_is_said_where_it_stands() {
         ),
         (
             format!("name = \"a\"\n{rule}\ndrain = 5"),
-            "5 is an integer, and false or a string belongs here",
+            "p:4: routes[0].drain is 5; write drain = false, drain = \"graceful\" or drain =",
         ),
         (
             format!("name = \"a\"\n{rule}\ndrain = false\nremediate = true"),

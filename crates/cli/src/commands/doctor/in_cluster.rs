@@ -2,13 +2,14 @@
 //! gpuwarden reads there.
 
 use cluster::{Cluster, ServerInfo};
+use contract::findings::MAX_FILE_BYTES;
 use controller::policy::PolicySource;
 use fleet::brake::{MOST_ALONE, NodeLabel};
 use fleet::remediation::RemediationConfig;
 use jiff::{SignedDuration, Timestamp};
 use model::node::NodeView;
 use model::shell;
-use policy::{MAX_POLICY_BYTES, Policy};
+use policy::Policy;
 use runtime::text_file;
 
 use super::needs::{self, Need};
@@ -196,7 +197,7 @@ fn own_node(name: &str, found: Option<&NodeView>, label: &NodeLabel) -> Vec<Find
 async fn policy(cluster: &Cluster, source: &PolicySource) -> (Option<Finding>, Option<String>) {
     let (namespace, name, key) = match source {
         PolicySource::BuiltIn | PolicySource::Preset(_) => return (None, None),
-        PolicySource::File(path) => return (None, text_file::read(path, MAX_POLICY_BYTES).ok()),
+        PolicySource::File(path) => return (None, text_file::read(path, MAX_FILE_BYTES).ok()),
         PolicySource::ConfigMap {
             namespace,
             name,

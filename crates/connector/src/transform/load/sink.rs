@@ -5,15 +5,19 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 
-use contract::findings::{FileError, Findings};
+use contract::findings::Findings;
 use model::event::MAX_NAME_BYTES;
 
-use super::{ConnectorKeys, line_that_sets};
+use super::ConnectorKeys;
 
 /// Prefix of a target that uses TLS.
 const SECURED: &str = "https://";
 /// Prefixes of targets without TLS: gRPC's forms for a host name, and its form for an address.
 const IN_THE_OPEN: [&str; 4] = ["dns:///", "passthrough:///", "dns:", "http://"];
+
+/// Valid targets.
+const TARGET: &str =
+    "https://collector:50051, or without TLS collector:50051 or dns:///collector:50051";
 
 /// A gRPC service that receives every event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,47 +53,37 @@ pub(super) fn names_certificates(keys: &ConnectorKeys) -> bool {
     certificates(keys).iter().any(|(_, path)| !path.is_empty())
 }
 
-/// Reads the keys. Reports all findings together.
-pub(super) fn forward(
-    keys: &ConnectorKeys,
-    text: &str,
-    source: &str,
-) -> Result<Forward, FileError> {
+/// Reads the keys.
+pub(super) fn forward(keys: &ConnectorKeys, findings: &mut Findings<'_>) -> Forward {
     let target = keys.grpc_target.trim();
-    let mut findings = Findings::new(text, source);
-    let mut find = |places: &[&str], what: String| {
-        findings.on_line(line_that_sets(text, places), &what);
-    };
     let address = host_and_port(target);
-    if address.is_none() {
-        find(
-            &["GRPCSinkTarget", "enableGRPCSinkConnector"],
-            format!(
-                "GRPCSinkTarget {target:?} is no target such as https://collector:50051, or \
-                 without TLS collector:50051 or dns:///collector:50051"
-            ),
+    if target.is_empty() {
+        findings.at_key(
+            "enableGRPCSinkConnector",
+            format_args!("it needs GRPCSinkTarget: {TARGET}"),
         );
+    } else if address.is_none() {
+        findings.refuse("GRPCSinkTarget", target, format_args!("write {TARGET}"));
     }
     let named = certificates(keys).map(|(key, path)| (!path.is_empty()).then_some((key, path)));
     let [authority, certificate, key] = named;
     let secured = target.starts_with(SECURED);
     if secured && authority.is_none() {
-        find(
-            &["GRPCSinkTarget"],
-            "GRPCSinkTarget https://... needs GRPCSinkCAPath: the file with the certificates of \
-             the authority that the target is trusted by"
-                .to_owned(),
-        );
+        let what = "https://... needs GRPCSinkCAPath: the file with the certificates of the \
+                    authority that the target is trusted by";
+        findings.at_key("GRPCSinkTarget", what);
     }
     // A configuration with certificates intends TLS, and must not send in plain text unnoticed.
     let first = named.into_iter().flatten().next();
     if let Some((first, _)) = first.filter(|_| address.is_some() && !secured) {
-        let what = format!("{first} is for TLS: write GRPCSinkTarget as https://HOST:PORT");
-        find(&[first], what);
+        findings.at_key(
+            first,
+            "it is for TLS: write GRPCSinkTarget as https://HOST:PORT",
+        );
     }
     if let (Some((one, _)), None) | (None, Some((one, _))) = (certificate, key) {
         let what = "GRPCSinkCertPath and GRPCSinkKeyPath go together: add the other one";
-        find(&[one], what.to_owned());
+        findings.at_key(one, what);
     }
     let (host, port) = address.unwrap_or_default();
     let path = |(_, path): (_, &str)| path.to_owned();
@@ -97,12 +91,12 @@ pub(super) fn forward(
         authority: path(authority),
         own: certificate.map(path).zip(key.map(path)),
     });
-    findings.result(Forward {
+    Forward {
         host,
         port,
         token: keys.grpc_token.trim().to_owned(),
         tls,
-    })
+    }
 }
 
 fn certificates(keys: &ConnectorKeys) -> [(&'static str, &str); 3] {
@@ -219,7 +213,10 @@ mod tests {
             "a:1/x",
         ] {
             let error = target(written).unwrap_err();
-            let expected = format!("c:2: GRPCSinkTarget {written:?} is no target");
+            let expected = match written {
+                "" => "c:1: enableGRPCSinkConnector: it needs GRPCSinkTarget: https".to_owned(),
+                _ => format!("c:2: GRPCSinkTarget is {written:?}; write https://collector:50051"),
+            };
             assert!(error.contains(&expected), "{error}");
         }
     }
@@ -295,7 +292,7 @@ mod tests {
         let table: [(&[&str], &[&str]); 5] = [
             (
                 &[r#""GRPCSinkTarget": "https://a:1""#],
-                &["c:2: GRPCSinkTarget https://... needs GRPCSinkCAPath"],
+                &["c:2: GRPCSinkTarget: https://... needs GRPCSinkCAPath"],
             ),
             (
                 &[
@@ -303,7 +300,7 @@ mod tests {
                     r#""GRPCSinkCAPath": "ca""#,
                     r#""GRPCSinkKeyPath": "key""#,
                 ],
-                &["c:4: GRPCSinkCertPath and GRPCSinkKeyPath go together"],
+                &["c:4: GRPCSinkKeyPath: GRPCSinkCertPath and GRPCSinkKeyPath go together"],
             ),
             (
                 &[
@@ -311,8 +308,8 @@ mod tests {
                     r#""GRPCSinkCertPath": "own""#,
                 ],
                 &[
-                    "c:2: GRPCSinkTarget https://... needs GRPCSinkCAPath",
-                    "c:3: GRPCSinkCertPath and GRPCSinkKeyPath go together",
+                    "c:2: GRPCSinkTarget: https://... needs GRPCSinkCAPath",
+                    "c:3: GRPCSinkCertPath: GRPCSinkCertPath and GRPCSinkKeyPath go together",
                 ],
             ),
             (
@@ -320,7 +317,7 @@ mod tests {
                     r#""GRPCSinkTarget": "http://a:1""#,
                     r#""GRPCSinkCAPath": "ca""#,
                 ],
-                &["c:3: GRPCSinkCAPath is for TLS: write GRPCSinkTarget as https://"],
+                &["c:3: GRPCSinkCAPath: it is for TLS: write GRPCSinkTarget as https://"],
             ),
             (
                 &[
@@ -328,7 +325,7 @@ mod tests {
                     r#""GRPCSinkCertPath": "own""#,
                     r#""GRPCSinkKeyPath": "key""#,
                 ],
-                &["c:3: GRPCSinkCertPath is for TLS"],
+                &["c:3: GRPCSinkCertPath: it is for TLS"],
             ),
         ];
         for (keys, expected) in table {

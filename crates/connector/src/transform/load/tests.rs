@@ -110,35 +110,41 @@ fn entries_that_are_off_are_skipped_whatever_they_are() {
 #[test]
 fn what_is_wrong_with_config_json_is_named_with_its_line() {
     let table = [
-        ("{\n\"pipline\": []}", "c:2: unknown field `pipline`"),
+        (
+            "{\n\"pipline\": []}",
+            "c:2: unknown key 'pipline'; did you mean 'pipeline'?",
+        ),
         (
             "{\n\n\"enableK8sPlatformConnector\": \"yes\"}",
-            "c:3: invalid value: string \"yes\", expected \"true\" or \"false\"",
+            "c:3: enableK8sPlatformConnector is \"yes\"; write \"true\" or \"false\"",
         ),
         (
             "{\n\"MaxNodeConditionMessageLength\": 0}",
-            "c:2: 0 is not above zero",
+            "c:2: MaxNodeConditionMessageLength: 0 is not above zero",
         ),
         (
             "{\"CompactedHealthEventMsgLen\": -1}",
-            "c:1: -1 is not above zero",
+            "c:1: CompactedHealthEventMsgLen: -1 is not above zero",
         ),
         (
             "{\"StoreConnectorMaxRetries\": \"3\"}",
-            "c:1: invalid type: string \"3\"",
+            "c:1: StoreConnectorMaxRetries is \"3\"; write a number",
         ),
         (
             "{\"pipeline\": [\n{\"name\": \"Dedup\", \"enabled\": true}]}",
-            "c:2: pipeline: transformer 'Dedup' is unknown",
+            "c:2: pipeline[0].name is \"Dedup\"; write MetadataAugmentor, OverrideTransformer or Deduplicator",
         ),
-        ("{\"pipeline\": [{}]}", "c:1: missing field `name`"),
+        (
+            "{\"pipeline\": [{}]}",
+            "c:1: pipeline[0]: the key 'name' is missing",
+        ),
         (
             "{\n\"enableGRPCSinkConnector\": \"true\"}",
-            "c:2: GRPCSinkTarget \"\" is no target such as https://collector:50051",
+            "c:2: enableGRPCSinkConnector: it needs GRPCSinkTarget: https://collector:50051",
         ),
         (
             "{\n\"enableGRPCSinkConnector\": true,\n\"GRPCSinkTarget\": \"collector\"}",
-            "c:3: GRPCSinkTarget \"collector\" is no target",
+            "c:3: GRPCSinkTarget is \"collector\"; write https://",
         ),
         (
             "{\n\"MaxNodeConditionMessageLength\": 10}",
@@ -181,14 +187,14 @@ fn what_is_wrong_with_a_transformers_file_is_named_with_its_line() {
         (
             of_metadata,
             "allowedLabel = []".into(),
-            "f:1: unknown field `allowedLabel`",
+            "f:1: unknown key 'allowedLabel'; did you mean 'allowedLabels'?",
         ),
         (
             of_metadata,
             "\ncacheTTL = 'soon'".into(),
-            "f:2: cacheTTL 'soon' is no duration",
+            "f:2: cacheTTL is \"soon\"; write a duration",
         ),
-        (of_metadata, long, "f:1: allowedLabels: \"xxx"),
+        (of_metadata, long, "f:1: allowedLabels[0]: \"xxx"),
         (
             of_overrides,
             "enabled = true".into(),
@@ -228,7 +234,7 @@ fn what_is_wrong_with_a_transformers_file_is_named_with_its_line() {
         (
             of_overrides,
             change("isFatl = true"),
-            "f:5: unknown field `isFatl`",
+            "f:5: unknown key 'rules[0].override.isFatl'; did you mean 'isFatal'?",
         ),
         (
             of_overrides,
@@ -284,22 +290,22 @@ fn what_is_wrong_with_a_transformers_file_is_named_with_its_line() {
         (
             of_dedup,
             "suppressionWindow = '3 parsecs'".into(),
-            "f:1: suppressionWindow '3 parsecs' is no duration",
+            "f:1: suppressionWindow is \"3 parsecs\"; write a duration",
         ),
         (
             of_dedup,
             "suppressionWindow = '0s'".into(),
-            "f:1: suppressionWindow '0s'",
+            "f:1: suppressionWindow is \"0s\"",
         ),
         (
             of_dedup,
             "\n\ncleanupInterval = '25h'".into(),
-            "f:3: cleanupInterval '25h' is no duration above zero such as 90s, 3m or 1h, at most 24h",
+            "f:3: cleanupInterval is \"25h\"; write a duration above zero such as 90s, 3m or 1h, at most 24h",
         ),
         (
             of_dedup,
             "includeCheck = []".into(),
-            "f:1: unknown field `includeCheck`",
+            "f:1: unknown key 'includeCheck'; did you mean 'includeChecks'?",
         ),
     ];
     for (load, text, expected) in table {

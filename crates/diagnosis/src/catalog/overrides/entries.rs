@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use contract::findings::{FileError, Findings};
+use contract::findings::{FileError, Findings, Format};
 use contract::{ProcessingStrategy, RecommendedAction, keys, parse_action, parse_strategy};
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::limits;
-use super::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, NicChange, Nvlink5Key, Overrides, VerdictChange};
+use super::{MAX_OVERRIDES, NicChange, Nvlink5Key, Overrides, VerdictChange};
 use crate::catalog::{Catalog, Changed, hex};
 
 /// Longest text of an entry, in bytes. The text becomes part of events, which have size limits.
@@ -128,13 +128,7 @@ struct Reader<'a> {
 }
 
 pub(super) fn parse(text: &str, shown: &str) -> Result<Overrides, FileError> {
-    let findings = Findings::new(text, shown);
-    if text.len() > MAX_OVERRIDES_BYTES {
-        let found = text.len();
-        let what = format!("it has {found} bytes; the limit is {MAX_OVERRIDES_BYTES}");
-        return Err(findings.stop(0, &what));
-    }
-    let file: OverridesFile = findings.parse()?;
+    let (file, findings) = Findings::read::<OverridesFile>(text, shown, Format::Toml)?;
     let codes = file.xid.len() + file.sxid.len() + file.nvlink5.len();
     let count = codes + file.dcgm.len() + file.nic.len();
     if count > MAX_OVERRIDES {

@@ -1,3 +1,4 @@
+use contract::findings::MAX_FILE_BYTES;
 use proptest::prelude::*;
 
 use super::*;
@@ -141,13 +142,16 @@ fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
         "x".repeat(501)
     );
     for (text, expected) in [
-        ("[[xid]]\ncode = \"a\"", "site.toml:2: invalid type: string"),
-        ("x = 1", "site.toml:1: unknown field `x`"),
+        (
+            "[[xid]]\ncode = \"a\"",
+            "site.toml:2: xid[0].code is \"a\"; write a whole number from 0 to 4294967295",
+        ),
+        ("x = 1", "site.toml:1: unknown key 'x'; there is xid, sxid,"),
         (
             "[[xid]]\ncode = 1\nfatl = true",
-            "site.toml:3: unknown field `fatl`",
+            "site.toml:3: unknown key 'xid[0].fatl'; did you mean 'fatal'?",
         ),
-        ("[[xid]]\nfatal = true", "missing field `code`"),
+        ("[[xid]]\nfatal = true", "xid[0]: the key 'code' is missing"),
         (
             "\n[[xid]]\ncode = 1",
             "site.toml:2: xid 1: needs fatal, action or both",
@@ -255,9 +259,12 @@ fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
             "site.toml:3: gpu-limits: pcie-replay-over-percent is 51, above pcie-replay-percent, \
              which is 50",
         ),
-        ("gpu-limits = 1", "site.toml:1: invalid type: integer"),
+        (
+            "gpu-limits = 1",
+            "site.toml:1: gpu-limits is 1; write keys with their values",
+        ),
         ("= ", "site.toml:1: "),
-        (&" ".repeat(MAX_OVERRIDES_BYTES + 1), "1048577 bytes"),
+        (&" ".repeat(MAX_FILE_BYTES + 1), "1048577 bytes"),
         (
             &"[[nic]]\nname = \"x\"\n".repeat(MAX_OVERRIDES + 1),
             "4097 entries",

@@ -217,7 +217,7 @@ fn what_is_wrong_is_said_with_its_line() {
         (
             "[template]",
             "templte = 1\n[template]",
-            "unknown field `templte`",
+            "unknown key 'templte'; did you mean 'template'?",
         ),
         (
             "kind: {{ .Kind }}",
@@ -340,7 +340,7 @@ fn a_validation_that_nobody_can_mean_is_refused() {
         ("quietMinute = 1", "quietMinute"),
         (
             "action = \"OTHER\"\n[remediationActions.OTHER]\n",
-            "missing field",
+            "r.toml:51: remediationActions.OTHER: the key 'version' is missing",
         ),
     ] {
         let refused = validation(keys).unwrap_err();
