@@ -5,7 +5,7 @@ mod keys;
 mod words;
 
 use std::cell::OnceCell;
-use std::fmt::{Debug, Display};
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 use jiff::SignedDuration;
@@ -154,11 +154,16 @@ impl<'a> Findings<'a> {
         self.at(self.offset_of(&path), &format!("{path}: {what}"));
     }
 
-    /// Records that the value at `path` is not what belongs there.
-    pub fn refuse(&mut self, path: &str, value: impl Debug, wanted: impl Display) {
+    /// Records that the value at `path`, which is shown as the file has it, is not what belongs
+    /// there.
+    pub fn refuse(&mut self, path: &str, wanted: impl Display) {
         let path = keys::joined(&self.root, path);
-        let what = format!("{path} is {value:?}; {wanted}");
-        self.at(self.offset_of(&path), &what);
+        let key = self.keys().iter().find(|key| key.path == path);
+        let value = key.map_or("missing".into(), |key| words::shown(self.text, key));
+        self.at(
+            self.offset_of(&path),
+            &format!("{path} is {value}; {wanted}"),
+        );
     }
 
     /// Returns the value of a check or of a conversion; its error is recorded.
@@ -181,7 +186,7 @@ impl<'a> Findings<'a> {
         }
         let (least, most) = range.into_inner();
         let wanted = format!("write a whole number{unit} from {least} to {most}");
-        self.refuse(path, number, wanted);
+        self.refuse(path, wanted);
         None
     }
 
@@ -213,7 +218,7 @@ impl<'a> Findings<'a> {
                 format!(", at most {most:#}")
             };
             let wanted = format!("write a duration above zero such as 90s, 3m or 1h{limit}");
-            self.refuse(path, text, wanted);
+            self.refuse(path, wanted);
         }
         duration
     }
@@ -223,7 +228,7 @@ impl<'a> Findings<'a> {
         let found = choices.iter().find(|(known, _)| *known == name);
         if found.is_none() {
             let names: Vec<&str> = choices.iter().map(|(known, _)| *known).collect();
-            self.refuse(path, name, words::one_of(name, &names));
+            self.refuse(path, words::one_of(name, &names));
         }
         found.map(|(_, choice)| *choice)
     }
@@ -306,6 +311,11 @@ impl<'a> Findings<'a> {
         FileError {
             findings: self.found,
         }
+    }
+
+    /// Returns the number of findings so far.
+    pub fn count(&self) -> usize {
+        self.found.len()
     }
 
     /// Returns `value` if there are no findings.

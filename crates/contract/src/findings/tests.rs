@@ -163,13 +163,13 @@ fn what_cannot_be_deserialized_is_told_with_line_key_and_remedy_in_each_format()
 #[test]
 fn values_are_checked_and_all_findings_have_the_line_of_their_key() {
     let toml = "many = 0\n[table]\ntime = '0s'\nmode = 'nevr'\n[[list]]\nname = 'A'\n";
-    let yaml = "many: 0\ntable:\n  time: 0s\n  mode: nevr\nlist:\n- name: A\n";
+    let yaml = "many: 0\ntable:\n  time: '0s'\n  mode: 'nevr'\nlist:\n- name: A\n";
     let wrapped = format!("spec:\n  {}\n", yaml.trim_end().replace('\n', "\n  "));
     let expected = [
         "many is 0; write a whole number of minutes from 1 to 9",
-        "table.time is \"0s\"; write a duration above zero such as 90s, 3m or 1h, at most 5m",
-        "table.mode is \"nevr\"; did you mean 'never'?",
-        "table.mode is \"x\"; write never or ever",
+        "table.time is '0s'; write a duration above zero such as 90s, 3m or 1h, at most 5m",
+        "table.mode is 'nevr'; did you mean 'never'?",
+        "table.mode is 'nevr'; write never or ever",
         "list[0].name: \"A\" is no name: ",
         "table.other: is missing",
         "others[3].name: is missing",

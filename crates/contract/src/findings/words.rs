@@ -168,7 +168,7 @@ fn wanted(message: &str) -> Option<String> {
 }
 
 /// Returns a value as written in the file, limited to one line.
-fn shown(text: &str, key: &Key) -> String {
+pub(super) fn shown(text: &str, key: &Key) -> String {
     if let Some(kind) = key.kind {
         return kind.to_owned();
     }

@@ -10,7 +10,6 @@ use model::selector::LabelSelector;
 use policy::glob::Glob;
 use regex::Regex;
 use serde::Deserialize;
-use toml::Spanned;
 
 use super::custom::{self, CustomDrain, CustomDrainFile, Number};
 use super::{DrainMode, PodView};
@@ -82,37 +81,37 @@ struct Rule {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct File {
-    eviction_timeout_in_seconds: Option<Spanned<Number>>,
-    system_namespaces: Option<Spanned<String>>,
-    delete_after_timeout_minutes: Option<Spanned<i64>>,
-    not_ready_timeout_minutes: Option<Spanned<i64>>,
+    eviction_timeout_in_seconds: Option<Number>,
+    system_namespaces: Option<String>,
+    delete_after_timeout_minutes: Option<i64>,
+    not_ready_timeout_minutes: Option<i64>,
     /// An additional key, not NVSentinel's.
-    allow_completion_timeout_minutes: Option<Spanned<i64>>,
-    delete_stuck_after_minutes: Option<Spanned<i64>>,
-    checkpoint_timeout_minutes: Option<Spanned<i64>>,
+    allow_completion_timeout_minutes: Option<i64>,
+    delete_stuck_after_minutes: Option<i64>,
+    checkpoint_timeout_minutes: Option<i64>,
     #[serde(rename = "drainGPUPods", default)]
     drain_gpu_pods: bool,
     #[serde(default)]
     partial_drain_enabled: bool,
     user_namespaces: Option<Vec<Namespaces>>,
-    pod_drain_policies: Option<Spanned<Vec<PodPolicy>>>,
-    custom_drain: Option<Spanned<CustomDrainFile>>,
+    pod_drain_policies: Option<Vec<PodPolicy>>,
+    custom_drain: Option<CustomDrainFile>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Namespaces {
-    name: Spanned<String>,
-    mode: Spanned<String>,
+    name: String,
+    mode: String,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct PodPolicy {
-    name: Spanned<String>,
-    namespace: Option<Spanned<String>>,
-    pod_selector: Spanned<String>,
-    mode: Spanned<String>,
+    name: String,
+    namespace: Option<String>,
+    pod_selector: String,
+    mode: String,
 }
 
 // === impl DrainConfig ===
@@ -154,111 +153,79 @@ impl DrainConfig {
     ) -> Result<Self, FileError> {
         let (file, mut findings) = Findings::read::<File>(text, source, Format::Toml)?;
         let default = Self::default();
-        let custom_drain = file.custom_drain.filter(|one| one.get_ref().enabled);
-        let empty = |one: &Vec<Namespaces>| one.is_empty();
-        let by_pods =
-            !file.user_namespaces.as_ref().is_none_or(empty) || file.pod_drain_policies.is_some();
-        if let Some(custom) = &custom_drain
-            && custom.get_ref().node_selector.is_none()
-            && by_pods
+        let custom_drain = file.custom_drain.filter(|one| one.enabled);
+        let by_pods = file.user_namespaces.iter().any(|all| !all.is_empty())
+            || file.pod_drain_policies.is_some();
+        if by_pods
+            && custom_drain
+                .as_ref()
+                .is_some_and(|custom| custom.node_selector.is_none())
         {
-            findings.at(
-                custom.span().start,
-                "customDrain: beside userNamespaces or podDrainPolicies it needs a nodeSelector, which \
-                 says which nodes are drained by it",
-            );
+            let what = "beside userNamespaces or podDrainPolicies it needs a nodeSelector, which \
+                        says which nodes are drained by it";
+            findings.at_key("customDrain", what);
         }
-        let custom = custom_drain
-            .and_then(|entry| custom::read(entry, &mut findings, read))
-            .map(Arc::new);
+        let custom = custom_drain.and_then(|keys| custom::read(keys, &mut findings, read));
         let is_custom = custom.is_some();
-        let config = Self {
-            eviction_grace: file.eviction_timeout_in_seconds.map_or(
-                default.eviction_grace,
-                |number| {
-                    let at = number.span().start;
-                    let seconds = match number.into_inner() {
-                        Number::Number(number) => Some(number),
-                        Number::Text(text) => text.trim().parse().ok(),
-                    };
-                    let seconds = seconds.filter(|number| (1..=MAX_NUMBER).contains(number));
-                    if seconds.is_none() {
-                        let what = format!(
-                            "evictionTimeoutInSeconds: a whole number of seconds from 1 to \
-                             {MAX_NUMBER} belongs here, such as \"60\""
-                        );
-                        findings.at(at, &what);
-                    }
-                    SignedDuration::from_secs(seconds.unwrap_or_default())
-                },
-            ),
-            delete_after: minutes(
-                "deleteAfterTimeoutMinutes",
-                file.delete_after_timeout_minutes,
-                default.delete_after,
-                &mut findings,
-            ),
-            unready_after: minutes(
-                "notReadyTimeoutMinutes",
-                file.not_ready_timeout_minutes,
-                default.unready_after,
-                &mut findings,
-            ),
-            stuck_after: file.delete_stuck_after_minutes.map(|number| {
-                let key = "deleteStuckAfterMinutes";
-                minutes(key, Some(number), SignedDuration::ZERO, &mut findings)
-            }),
-            ask_after: minutes(
-                "allowCompletionTimeoutMinutes",
-                file.allow_completion_timeout_minutes,
-                default.ask_after,
-                &mut findings,
-            ),
-            checkpoint_limit: minutes(
-                "checkpointTimeoutMinutes",
-                file.checkpoint_timeout_minutes,
-                default.checkpoint_limit,
-                &mut findings,
-            ),
+        let grace = file.eviction_timeout_in_seconds.map(|number| {
+            let seconds = number
+                .seconds()
+                .filter(|one| (1..=MAX_NUMBER).contains(one));
+            if seconds.is_none() {
+                let wanted = format!("write a whole number of seconds from 1 to {MAX_NUMBER}");
+                findings.refuse("evictionTimeoutInSeconds", wanted);
+            }
+            SignedDuration::from_secs(seconds.unwrap_or_default())
+        });
+        let key = "deleteStuckAfterMinutes";
+        let stuck = findings.minutes(key, file.delete_stuck_after_minutes, 0..=MAX_NUMBER);
+        // 0 stands for the default, as in NVSentinel.
+        let mut minutes = |key, number: Option<i64>| {
+            let minutes = findings.minutes(key, number, 0..=MAX_NUMBER);
+            minutes.filter(|minutes| !minutes.is_zero())
+        };
+        let delete_after = minutes(
+            "deleteAfterTimeoutMinutes",
+            file.delete_after_timeout_minutes,
+        );
+        let unready_after = minutes("notReadyTimeoutMinutes", file.not_ready_timeout_minutes);
+        let ask_after = minutes(
+            "allowCompletionTimeoutMinutes",
+            file.allow_completion_timeout_minutes,
+        );
+        let checkpoint_limit = minutes("checkpointTimeoutMinutes", file.checkpoint_timeout_minutes);
+        let system = file.system_namespaces.and_then(|pattern| {
+            let why = |error| format!("is not a regular expression: {error}");
+            findings.check("systemNamespaces", Regex::new(&pattern).map_err(why))
+        });
+        let policies = file.pod_drain_policies.filter(|all| !all.is_empty());
+        let rules = match (file.user_namespaces, policies) {
+            (namespaces, Some(policies)) => {
+                if namespaces.is_some() {
+                    let what = "podDrainPolicies and userNamespaces exclude each other: a policy \
+                                with namespace = \"*\" and podSelector says the same";
+                    findings.at_key("podDrainPolicies", what);
+                }
+                of_pods(policies, &mut findings)
+            }
+            // Without named namespaces all pods belong to the custom resource.
+            (Some(namespaces), None) if namespaces.is_empty() && is_custom => default.rules,
+            (Some(namespaces), None) => of_namespaces(namespaces, &mut findings),
+            (None, None) => default.rules,
+        };
+        findings.result(Self {
+            eviction_grace: grace.unwrap_or(default.eviction_grace),
+            delete_after: delete_after.unwrap_or(default.delete_after),
+            unready_after: unready_after.unwrap_or(default.unready_after),
+            stuck_after: stuck,
+            ask_after: ask_after.unwrap_or(default.ask_after),
+            checkpoint_limit: checkpoint_limit.unwrap_or(default.checkpoint_limit),
             only_gpu_pods: file.drain_gpu_pods,
             partial: file.partial_drain_enabled,
-            custom,
-            system: file.system_namespaces.and_then(|pattern| {
-                let regex = Regex::new(pattern.get_ref());
-                if let Err(error) = &regex {
-                    let what = format!("systemNamespaces is not a regular expression: {error}");
-                    findings.at(pattern.span().start, &what);
-                }
-                regex.ok()
-            }),
-            rules: {
-                let policies = file.pod_drain_policies;
-                let policies = policies.filter(|policies| !policies.get_ref().is_empty());
-                match (file.user_namespaces, policies) {
-                    (namespaces, Some(policies)) => {
-                        if namespaces.is_some() {
-                            findings.at(
-                                policies.span().start,
-                                "podDrainPolicies and userNamespaces exclude each other: a \
-                                 policy with namespace = \"*\" and podSelector says the same",
-                            );
-                        }
-                        of_pods(policies.into_inner(), &mut findings)
-                    }
-                    // Without named namespaces all pods belong to the custom resource.
-                    (Some(namespaces), None) if namespaces.is_empty() && is_custom => default.rules,
-                    (Some(namespaces), None) => (namespaces.into_iter())
-                        .map(|one| Rule {
-                            namespace: pattern(one.name, &mut findings),
-                            labels: None,
-                            mode: mode(&one.mode, &mut findings),
-                        })
-                        .collect(),
-                    (None, None) => default.rules,
-                }
-            },
-        };
-        findings.result(config)
+            custom: custom.map(Arc::new),
+            system,
+            rules,
+        })
     }
 
     /// Returns whether the pods of `namespace` stay, because it is one of the system's.
@@ -280,71 +247,55 @@ impl DrainConfig {
     }
 }
 
+/// Parses the rules that select pods by their namespace.
+fn of_namespaces(namespaces: Vec<Namespaces>, findings: &mut Findings<'_>) -> Vec<Rule> {
+    let rules = namespaces.into_iter().enumerate();
+    let rule = |(at, one): (usize, Namespaces)| {
+        let path = format!("userNamespaces[{at}]");
+        Rule {
+            namespace: pattern(&format!("{path}.name"), one.name, findings),
+            labels: None,
+            mode: mode(&path, &one.mode, findings),
+        }
+    };
+    rules.map(rule).collect()
+}
+
 /// Parses the rules that select pods by labels.
 fn of_pods(policies: Vec<PodPolicy>, findings: &mut Findings<'_>) -> Vec<Rule> {
     let mut names = BTreeSet::new();
     let mut rules = Vec::new();
-    for policy in policies {
-        let name = policy.name.get_ref().trim();
+    for (at, policy) in policies.into_iter().enumerate() {
+        let path = format!("podDrainPolicies[{at}]");
+        let name = policy.name.trim();
         if name.is_empty() || !names.insert(name.to_owned()) {
             let what =
                 format!("the name {name:?} is empty or taken: each policy has one of its own");
-            findings.at(policy.name.span().start, &what);
+            findings.at_key(&format!("{path}.name"), what);
         }
-        let labels = policy.pod_selector.get_ref().parse::<LabelSelector>();
-        let labels = labels.map_err(|error| {
-            let what = format!("podSelector: {error}");
-            findings.at(policy.pod_selector.span().start, &what);
-        });
-        let namespace = policy.namespace.map(|name| pattern(name, findings));
+        let namespace = policy.namespace.unwrap_or_else(|| "*".to_owned());
         rules.push(Rule {
-            namespace: namespace.unwrap_or_else(|| Glob::from("*")),
-            labels: labels.ok(),
-            mode: mode(&policy.mode, findings),
+            labels: findings.check(&format!("{path}.podSelector"), policy.pod_selector.parse()),
+            namespace: pattern(&format!("{path}.namespace"), namespace, findings),
+            mode: mode(&path, &policy.mode, findings),
         });
     }
     rules
 }
 
 /// Parses the name of a namespace, or a pattern of several.
-fn pattern(name: Spanned<String>, findings: &mut Findings<'_>) -> Glob {
-    let start = name.span().start;
+fn pattern(path: &str, name: String, findings: &mut Findings<'_>) -> Glob {
     // Wildcards stand for letters.
-    if let Err(error) = names::dns_label(&name.get_ref().replace(['*', '?'], "x")) {
-        let (name, why) = (name.get_ref(), error.why);
-        findings.at(start, &format!("the namespace {name:?} {why}"));
-    }
-    Glob::from(name.into_inner())
+    let checked = names::dns_label(&name.replace(['*', '?'], "x"));
+    findings.check(
+        path,
+        checked.map_err(|error| format!("{name:?} {}", error.why)),
+    );
+    Glob::from(name)
 }
 
-/// Parses a number of minutes; 0 stands for the default, as in NVSentinel.
-fn minutes(
-    key: &str,
-    value: Option<Spanned<i64>>,
-    default: SignedDuration,
-    findings: &mut Findings<'_>,
-) -> SignedDuration {
-    let Some(value) = value.filter(|value| *value.get_ref() != 0) else {
-        return default;
-    };
-    if (1..=MAX_NUMBER).contains(value.get_ref()) {
-        return SignedDuration::from_mins(*value.get_ref());
-    }
-    let what = format!("{key}: a whole number of minutes from 0 to {MAX_NUMBER} belongs here");
-    findings.at(value.span().start, &what);
-    default
-}
-
-fn mode(name: &Spanned<String>, findings: &mut Findings<'_>) -> DrainMode {
-    let found = DrainMode::ALL
-        .into_iter()
-        .find(|mode| mode.name() == name.get_ref());
-    found.unwrap_or_else(|| {
-        let what = format!(
-            "the mode {:?} is unknown; it is Immediate, AllowCompletion or DeleteAfterTimeout",
-            name.get_ref()
-        );
-        findings.at(name.span().start, &what);
-        DrainMode::AllowCompletion
-    })
+fn mode(path: &str, name: &str, findings: &mut Findings<'_>) -> DrainMode {
+    let modes = DrainMode::ALL.map(|mode| (mode.name(), mode));
+    let mode = findings.one_of(&format!("{path}.mode"), name, &modes);
+    mode.unwrap_or(DrainMode::AllowCompletion)
 }

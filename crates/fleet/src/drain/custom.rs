@@ -11,7 +11,6 @@ use model::attempt::ResourceKind;
 use model::selector::LabelSelector;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use toml::Spanned;
 
 use policy::template::{DrainVariables, Template};
 
@@ -53,8 +52,8 @@ pub(super) struct CustomDrainFile {
     kind: String,
     status_condition_type: String,
     status_condition_status: String,
-    timeout: Option<Spanned<Number>>,
-    pub(super) node_selector: Option<Spanned<NodeSelector>>,
+    timeout: Option<Number>,
+    pub(super) node_selector: Option<NodeSelector>,
     /// Keys of NVSentinel's chart: the origin of the template file, and the plural of the kind,
     /// which is read from the API server.
     #[serde(rename = "templateConfigMapName")]
@@ -63,9 +62,9 @@ pub(super) struct CustomDrainFile {
     _resource: Option<String>,
 }
 
-/// A number, which NVSentinel writes as text.
+/// A number of seconds, which NVSentinel writes as text.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a number of seconds, such as \"60\"")]
 pub(super) enum Number {
     Number(i64),
     Text(String),
@@ -73,7 +72,10 @@ pub(super) enum Number {
 
 /// Labels of nodes, in either form of Kubernetes.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected labels, such as { pool = \"gpu\" } or \"pool=gpu\""
+)]
 pub(super) enum NodeSelector {
     Labels(BTreeMap<String, String>),
     Text(String),
@@ -81,12 +83,10 @@ pub(super) enum NodeSelector {
 
 /// Parses the table, which is switched on.
 pub(super) fn read(
-    entry: Spanned<CustomDrainFile>,
+    file: CustomDrainFile,
     findings: &mut Findings<'_>,
     read: impl Fn(&str) -> Result<String, String>,
 ) -> Option<CustomDrain> {
-    let start = entry.span().start;
-    let file = entry.into_inner();
     let mut sound = true;
     for (key, value) in [
         ("templateMountPath", &file.template_mount_path),
@@ -100,40 +100,30 @@ pub(super) fn read(
     ] {
         if value.is_empty() {
             sound = false;
-            findings.at(start, &format!("customDrain: {key} is empty"));
+            findings.at_key(&format!("customDrain.{key}"), "it is empty");
         }
     }
     if sound {
-        for (key, checked) in [
-            ("namespace", names::dns_label(&file.namespace)),
-            ("apiGroup", names::object_name(&file.api_group)),
-        ] {
-            if let Err(error) = checked {
-                findings.at(start, &format!("customDrain: {key}: {error}"));
-            }
-        }
+        findings.check("customDrain.namespace", names::dns_label(&file.namespace));
+        findings.check("customDrain.apiGroup", names::object_name(&file.api_group));
     }
-    let timeout = file.timeout.map_or(Some(TIMEOUT), |value| {
-        let timeout = timeout(value.get_ref());
-        if timeout.is_none() {
-            let what = format!(
-                "customDrain: timeout: seconds, or a duration such as \"30m\", belong here, {} days \
-                 at most",
-                LONGEST_TIMEOUT.as_hours() / 24
-            );
-            findings.at(value.span().start, &what);
-        }
-        timeout
-    });
-    let nodes = file.node_selector.map(|value| {
-        let read = match value.get_ref() {
+    let timeout = match &file.timeout {
+        Some(value) => timeout(value),
+        None => Some(TIMEOUT),
+    };
+    if timeout.is_none() {
+        let days = LONGEST_TIMEOUT.as_hours() / 24;
+        let wanted = format!("write seconds, or a duration such as \"30m\", {days} days at most");
+        findings.refuse("customDrain.timeout", wanted);
+    }
+    let nodes = file.node_selector.as_ref().map(|value| {
+        let selector = match value {
             NodeSelector::Text(text) => text.parse(),
             NodeSelector::Labels(labels) => LabelSelector::of_labels(labels),
         };
-        read.map_err(|error| {
-            let what = format!("customDrain: nodeSelector: {error}");
-            findings.at(value.span().start, &what);
-        })
+        findings
+            .check("customDrain.nodeSelector", selector)
+            .ok_or(())
     });
     let nodes = nodes.transpose().ok();
     if !sound {
@@ -148,7 +138,7 @@ pub(super) fn read(
         Ok(text) => Template::parse_drain(&text).map_err(|error| format!("{path}:{error}")),
         Err(error) => Err(format!("the template {path} cannot be read: {error}")),
     };
-    let template = template.map_err(|what| findings.at(start, &format!("customDrain: {what}")));
+    let template = findings.check("customDrain.templateFileName", template);
     let custom = CustomDrain {
         resource: ResourceKind {
             group: file.api_group,
@@ -160,29 +150,39 @@ pub(super) fn read(
         timeout: timeout?,
         status: file.status_condition_status,
         nodes: nodes?,
-        template: Arc::new(template.ok()?),
+        template: Arc::new(template?),
     };
-    if let Err(what) = custom.try_out() {
-        findings.at(start, &format!("customDrain: the template {path}: {what}"));
-        return None;
-    }
+    let tried = custom
+        .try_out()
+        .map_err(|what| format!("the template {path}: {what}"));
+    findings.check("customDrain.templateFileName", tried)?;
     Some(custom)
 }
 
 /// Parses a time: seconds, as NVSentinel has it, or a duration, as its chart writes it. 0 stands
 /// for the default, as in NVSentinel.
 fn timeout(value: &Number) -> Option<SignedDuration> {
-    let timeout = match value {
-        Number::Number(seconds) => SignedDuration::from_secs(*seconds),
-        Number::Text(text) => match text.trim().parse() {
-            Ok(seconds) => SignedDuration::from_secs(seconds),
-            Err(_) => text.trim().parse().ok()?,
-        },
+    let timeout = match (value.seconds(), value) {
+        (Some(seconds), _) => SignedDuration::from_secs(seconds),
+        (None, Number::Text(text)) => text.trim().parse().ok()?,
+        (None, Number::Number(_)) => return None,
     };
     if timeout.is_zero() {
         return Some(TIMEOUT);
     }
     (timeout.is_positive() && timeout <= LONGEST_TIMEOUT).then_some(timeout)
+}
+
+// === impl Number ===
+
+impl Number {
+    /// Returns the number; `None` for any other text.
+    pub(super) fn seconds(&self) -> Option<i64> {
+        match self {
+            Self::Number(number) => Some(*number),
+            Self::Text(text) => text.trim().parse().ok(),
+        }
+    }
 }
 
 // === impl CustomDrain ===

@@ -312,10 +312,10 @@ fn what_is_wrong_is_said_all_at_once_with_its_line() {
              systemNamespaces = \"(\"\n\
              [[userNamespaces]]\nname = \"*\"\nmode = \"Gently\"",
             &[
-                "d:1: evictionTimeoutInSeconds: a whole number of seconds from 1 to",
-                "d:2: deleteAfterTimeoutMinutes: a whole number of minutes from 0 to",
-                "d:3: systemNamespaces is not a regular expression",
-                "d:6: the mode \"Gently\" is unknown; it is Immediate,",
+                "d:1: evictionTimeoutInSeconds is \"30m\"; write a whole number of seconds from 1 to 1000000",
+                "d:2: deleteAfterTimeoutMinutes is -1; write a whole number of minutes from 0 to 1000000",
+                "d:3: systemNamespaces: is not a regular expression",
+                "d:6: userNamespaces[0].mode is \"Gently\"; write Immediate, AllowCompletion or DeleteAfterTimeout",
             ][..],
         ),
         (
@@ -323,12 +323,16 @@ fn what_is_wrong_is_said_all_at_once_with_its_line() {
             &["d:1: unknown key 'evictionTimeout'; there is evictionTimeoutInSeconds, "],
         ),
         (
+            "\ndrainGPUPods = \"yes\"",
+            &["d:2: drainGPUPods is \"yes\"; write true or false"],
+        ),
+        (
             "[[userNamespaces]]\nname = \"*\"",
             &["d:1: userNamespaces[0]: the key 'mode' is missing"],
         ),
         (
             "deleteAfterTimeoutMinutes = 99999999999",
-            &["d:1: deleteAfterTimeoutMinutes: a whole"],
+            &["d:1: deleteAfterTimeoutMinutes is 99999999999; write a whole"],
         ),
     ];
     for (text, expected) in table {
@@ -339,7 +343,8 @@ fn what_is_wrong_is_said_all_at_once_with_its_line() {
         }
     }
     let large = " ".repeat(MAX_FILE_BYTES + 1);
-    assert!(DrainConfig::parse(&large, "d").is_err());
+    let error = DrainConfig::parse(&large, "d").unwrap_err().to_string();
+    assert!(error.starts_with("d:1: it has 1048577 bytes"), "{error}");
 }
 
 #[test]
@@ -411,15 +416,18 @@ fn policies_of_pods_that_are_wrong_are_refused_with_their_place() {
     for (text, says) in [
         (
             good.clone() + &good,
-            "d:6: the name \"a\" is empty or taken",
+            "d:6: podDrainPolicies[1].name: the name \"a\" is empty or taken",
         ),
         (policy(" ", "app", "Immediate"), "is empty or taken"),
         (
             policy("a", "", "Immediate"),
-            "d:3: podSelector: a requirement is empty",
+            "d:3: podDrainPolicies[0].podSelector: a requirement is empty",
         ),
         (policy("a", "app=(", "Immediate"), "podSelector"),
-        (policy("a", "app", "Later"), "the mode \"Later\" is unknown"),
+        (
+            policy("a", "app", "Later"),
+            "podDrainPolicies[0].mode is \"Later\"; write Immediate, ",
+        ),
         (good.clone() + namespaces, "exclude each other"),
         (
             good.replace("podSelector", "labelSelector"),

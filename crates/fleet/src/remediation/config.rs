@@ -11,7 +11,6 @@ use model::attempt::{DIAGNOSTICS_GROUP, REMEMBERED_HOURS, ResourceKind};
 use policy::template::{Template, Variables};
 use serde::Deserialize;
 use serde_json::Value;
-use toml::Spanned;
 
 use super::validation::{self, ValidationConfig};
 
@@ -77,18 +76,18 @@ struct File {
     #[serde(default)]
     template: TemplatePlace,
     #[serde(default)]
-    remediation_actions: BTreeMap<String, Spanned<ActionFile>>,
+    remediation_actions: BTreeMap<String, ActionFile>,
     #[serde(default)]
-    templates: BTreeMap<String, Spanned<String>>,
+    templates: BTreeMap<String, String>,
     /// NVSentinel reads this key, and ignores it.
     #[serde(rename = "updateRetry")]
     _update_retry: Option<UpdateRetry>,
     /// Additional keys from here on.
-    escalation: Option<Spanned<Vec<String>>>,
-    max_attempts: Option<Spanned<i64>>,
-    attempts_window_hours: Option<Spanned<i64>>,
-    recovery_timeout_minutes: Option<Spanned<i64>>,
-    diagnostics_action: Option<Spanned<String>>,
+    escalation: Option<Vec<String>>,
+    max_attempts: Option<i64>,
+    attempts_window_hours: Option<i64>,
+    recovery_timeout_minutes: Option<i64>,
+    diagnostics_action: Option<String>,
     validation: Option<validation::File>,
 }
 
@@ -165,71 +164,44 @@ impl RemediationConfig {
             read: &read,
         };
         let mut actions = BTreeMap::new();
-        let mut places = BTreeMap::new();
         for (name, entry) in file.remediation_actions {
-            places.insert(name.clone(), entry.span().start);
-            let entry = findings.begin(entry, |_| format!("remediationActions.{name:?}"));
             if let Some(action) = action(&name, entry, &templates, &mut findings) {
                 actions.insert(name, action);
             }
         }
-        check_groups(&actions, &places, &mut findings);
-        let number = |key: &str, value: Option<Spanned<i64>>, most, findings: &mut Findings<'_>| {
-            let value = value?;
-            if (1..=most).contains(value.get_ref()) {
-                return Some(value.into_inner());
-            }
-            let what = format!("{key}: a whole number from 1 to {most} belongs here");
-            findings.at(value.span().start, &what);
-            None
-        };
-        let max = number(
-            "maxAttempts",
-            file.max_attempts,
-            MOST_ATTEMPTS,
-            &mut findings,
-        );
-        let hours = number(
+        check_groups(&actions, &mut findings);
+        let max = findings.whole("maxAttempts", file.max_attempts, 1..=MOST_ATTEMPTS, "");
+        let hours = file.attempts_window_hours;
+        let hours = findings.whole(
             "attemptsWindowHours",
-            file.attempts_window_hours,
-            REMEMBERED_HOURS,
-            &mut findings,
+            hours,
+            1..=REMEMBERED_HOURS,
+            " of hours",
         );
-        let minutes = number(
-            "recoveryTimeoutMinutes",
-            file.recovery_timeout_minutes,
-            MAX_NUMBER,
-            &mut findings,
-        );
-        let escalation = match file.escalation {
-            None => ESCALATION.map(str::to_owned).to_vec(),
-            Some(groups) => {
-                for group in groups.get_ref() {
-                    if !actions.values().any(|action| action.group == *group) {
-                        let what =
-                            format!("escalation: no action has the equivalenceGroup {group:?}");
-                        findings.at(groups.span().start, &what);
-                    }
-                }
-                groups.into_inner()
+        let recovery = file.recovery_timeout_minutes;
+        let recovery = findings.minutes("recoveryTimeoutMinutes", recovery, 1..=MAX_NUMBER);
+        for (at, group) in file.escalation.iter().flatten().enumerate() {
+            if !actions.values().any(|action| action.group == *group) {
+                let what = format!("no action has the equivalenceGroup {group:?}");
+                findings.at_key(&format!("escalation[{at}]"), what);
             }
-        };
+        }
         let group_of = |name: &str| actions.get(name).map(|action| action.group.as_str());
-        if let Some(name) = &file.diagnostics_action
-            && let Err(what) = validation::check_own(name.get_ref(), DIAGNOSTICS_GROUP, group_of)
-        {
-            findings.at(name.span().start, &format!("diagnosticsAction: {what}"));
+        if let Some(name) = &file.diagnostics_action {
+            let own = validation::check_own(name, DIAGNOSTICS_GROUP, group_of);
+            findings.check("diagnosticsAction", own);
         }
         let validation =
             (file.validation).map(|file| ValidationConfig::read(file, group_of, &mut findings));
         let attempts = max.and_then(|max| usize::try_from(max).ok());
+        let escalation = file.escalation;
         findings.result(Self {
             actions,
-            escalation,
+            escalation: escalation.unwrap_or_else(|| ESCALATION.map(str::to_owned).to_vec()),
             max_attempts: attempts.unwrap_or(MAX_ATTEMPTS),
             window: hours.map_or(WINDOW, SignedDuration::from_hours),
-            recovery: minutes.map_or(RECOVERY, SignedDuration::from_mins),
-            diagnostics: file.diagnostics_action.map(Spanned::into_inner),
+            recovery: recovery.unwrap_or(RECOVERY),
+            diagnostics: file.diagnostics_action,
             validation,
         })
     }
@@ -283,11 +255,9 @@ impl Action {
 /// Places to read templates from.
 struct Templates<'a> {
     mount_path: &'a str,
-    inline: &'a BTreeMap<String, Spanned<String>>,
+    inline: &'a BTreeMap<String, String>,
     read: &'a dyn Fn(&str) -> Result<String, String>,
 }
-
-type Check = fn(&str) -> Result<(), names::WrongName>;
 
 /// Parses and checks an action.
 fn action(
@@ -296,11 +266,8 @@ fn action(
     templates: &Templates<'_>,
     findings: &mut Findings<'_>,
 ) -> Option<Action> {
-    let mut sound = true;
-    let mut wrong = |what: &str| {
-        sound = false;
-        findings.wrong(what);
-    };
+    let path = |key: &str| format!("remediationActions.{name}.{key}");
+    let before = findings.count();
     for (key, value) in [
         ("version", &file.version),
         ("apiGroup", &file.api_group),
@@ -310,56 +277,59 @@ fn action(
         ("templateFileName", &file.template_file_name),
     ] {
         if value.is_empty() {
-            wrong(&format!("{key} is empty"));
+            findings.at_key(&path(key), "it is empty");
         }
     }
     match (file.scope.as_str(), file.namespace.as_str()) {
-        ("Namespaced", "") => wrong("scope is Namespaced, and there is no namespace"),
-        ("" | "Cluster" | "Namespaced", _) => {}
-        (scope, _) => wrong(&format!(
-            "scope is {scope:?}; it is Cluster, Namespaced or empty"
-        )),
-    }
-    for (key, value, check) in [
-        ("namespace", &file.namespace, names::dns_label as Check),
-        ("apiGroup", &file.api_group, names::object_name),
-    ] {
-        if let Some(error) = check(value).err().filter(|_| !value.is_empty()) {
-            wrong(&format!("{key}: {error}"));
+        ("Namespaced", "") => {
+            findings.at_key(
+                &path("scope"),
+                "it is Namespaced, and there is no namespace",
+            );
         }
+        ("" | "Cluster" | "Namespaced", _) => {}
+        _ => findings.refuse(
+            &path("scope"),
+            "write Cluster or Namespaced, or leave it out",
+        ),
+    }
+    if !file.namespace.is_empty() {
+        findings.check(&path("namespace"), names::dns_label(&file.namespace));
+    }
+    if !file.api_group.is_empty() {
+        findings.check(&path("apiGroup"), names::object_name(&file.api_group));
     }
     let builtin = RecommendedAction::from_str_name(name).is_some();
     let scope = file.impacted_entity_scope.as_str();
     if !scope.is_empty() {
+        let key = path("impactedEntityScope");
         if builtin && name != RecommendedAction::ComponentReset.as_str_name() {
-            wrong("impactedEntityScope applies only to COMPONENT_RESET and to actions of your own");
+            let what = "it applies only to COMPONENT_RESET and to actions of your own";
+            findings.at_key(&key, what);
         }
         if !SCOPES.contains(&scope) {
-            let what = format!(
-                "impactedEntityScope is {scope:?}; only {} can be repaired by itself",
-                SCOPES.join(", ")
-            );
-            wrong(&what);
+            let wanted = format!("only {} can be repaired by itself", SCOPES.join(", "));
+            findings.refuse(&key, wanted);
         }
     }
-    if file
-        .timeout_minutes
-        .is_some_and(|one| !(1..=MAX_NUMBER).contains(&one))
-    {
-        let what = format!(
-            "timeoutMinutes: a whole number of minutes from 1 to {MAX_NUMBER} belongs here"
-        );
-        wrong(&what);
-    }
+    let timeout = findings.minutes(
+        &path("timeoutMinutes"),
+        file.timeout_minutes,
+        1..=MAX_NUMBER,
+    );
     if file
         .superseding_equivalence_groups
         .contains(&file.equivalence_group)
     {
-        wrong("supersedingEquivalenceGroups names its own group");
+        findings.at_key(
+            &path("supersedingEquivalenceGroups"),
+            "it names its own group",
+        );
     }
-    if !sound {
+    if findings.count() > before {
         return None;
     }
+    let key = path("templateFileName");
     let has_namespace = file.scope != "Cluster" && !file.namespace.is_empty();
     let action = Action {
         resource: ResourceKind {
@@ -372,18 +342,12 @@ fn action(
         group: file.equivalence_group,
         superseding: file.superseding_equivalence_groups,
         entity_scope: Some(file.impacted_entity_scope).filter(|scope| !scope.is_empty()),
-        timeout: file
-            .timeout_minutes
-            .map_or(TIMEOUT, SignedDuration::from_mins),
-        template: Arc::new(templates.read(&file.template_file_name, findings)?),
+        timeout: timeout.unwrap_or(TIMEOUT),
+        template: Arc::new(findings.check(&key, templates.read(&file.template_file_name))?),
     };
-    match try_out(&action) {
-        Ok(()) => Some(action),
-        Err(what) => {
-            findings.wrong(format!("template {:?}: {what}", file.template_file_name));
-            None
-        }
-    }
+    let tried = try_out(&action);
+    findings.check(&key, tried.map_err(|what| format!("the template: {what}")))?;
+    Some(action)
 }
 
 /// Renders an action with typical values, to find errors early.
@@ -427,11 +391,7 @@ fn try_out(action: &Action) -> Result<(), String> {
 }
 
 /// Checks that superseding groups exist.
-fn check_groups(
-    actions: &BTreeMap<String, Action>,
-    places: &BTreeMap<String, usize>,
-    findings: &mut Findings<'_>,
-) {
+fn check_groups(actions: &BTreeMap<String, Action>, findings: &mut Findings<'_>) {
     for (name, action) in actions {
         for group in &action.superseding {
             let mut of_group = actions
@@ -439,16 +399,14 @@ fn check_groups(
                 .filter(|one| one.group == *group)
                 .peekable();
             let what = if of_group.peek().is_none() {
-                format!("supersedingEquivalenceGroups: no action has the group {group:?}")
+                format!("no action has the group {group:?}")
             } else if of_group.any(|one| one.entity_scope.is_some()) {
-                format!(
-                    "supersedingEquivalenceGroups: the group {group:?} has an impactedEntityScope"
-                )
+                format!("the group {group:?} has an impactedEntityScope")
             } else {
                 continue;
             };
-            let at = places.get(name).copied().unwrap_or_default();
-            findings.at(at, &format!("remediationActions.{name:?}: {what}"));
+            let path = format!("remediationActions.{name}.supersedingEquivalenceGroups");
+            findings.at_key(&path, what);
         }
     }
 }
@@ -457,32 +415,22 @@ fn check_groups(
 
 impl Templates<'_> {
     /// Reads a template by its file name.
-    fn read(&self, name: &str, findings: &mut Findings<'_>) -> Option<Template> {
+    fn read(&self, name: &str) -> Result<Template, String> {
         let (place, text) = if let Some(text) = self.inline.get(name) {
-            (format!("templates.{name:?}"), text.get_ref().clone())
+            (format!("templates.{name:?}"), text.clone())
         } else if self.mount_path.is_empty() {
-            findings.wrong(format!(
+            return Err(format!(
                 "the template {name:?} is not below [templates], and template.mountPath does not say \
                  where it is"
             ));
-            return None;
         } else {
             let path = format!("{}/{name}", self.mount_path);
-            match (self.read)(&path) {
-                Ok(text) => (path, text),
-                Err(error) => {
-                    findings.wrong(format!("the template {path} cannot be read: {error}"));
-                    return None;
-                }
-            }
+            let text = (self.read)(&path);
+            let text =
+                text.map_err(|error| format!("the template {path} cannot be read: {error}"))?;
+            (path, text)
         };
-        match Template::parse(&text) {
-            Ok(template) => Some(template),
-            Err(error) => {
-                findings.wrong(format!("{place}:{error}"));
-                None
-            }
-        }
+        Template::parse(&text).map_err(|error| format!("{place}:{error}"))
     }
 }
 

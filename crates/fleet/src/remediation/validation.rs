@@ -12,7 +12,6 @@ use contract::{
 };
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
-use toml::Spanned;
 
 use model::attempt::VALIDATION_GROUP;
 use model::fault::Fault;
@@ -60,12 +59,12 @@ pub enum Validation {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct File {
-    action: Option<Spanned<String>>,
-    quiet_minutes: Option<Spanned<i64>>,
+    action: Option<String>,
+    quiet_minutes: Option<i64>,
     #[serde(rename = "afterRepair", default = "yes")]
     after_remediation: bool,
-    new_nodes_since: Option<Spanned<String>>,
-    new_nodes_selector: Option<Spanned<String>>,
+    new_nodes_since: Option<String>,
+    new_nodes_selector: Option<String>,
 }
 
 fn yes() -> bool {
@@ -101,50 +100,38 @@ impl ValidationConfig {
         group_of: impl Fn(&str) -> Option<&'a str>,
         findings: &mut Findings<'_>,
     ) -> Self {
-        let mut wrong = |at: usize, what: &str| findings.at(at, &format!("validation.{what}"));
-        let quiet = file.quiet_minutes.map(|minutes| {
-            if !(1..=MAX_QUIET).contains(minutes.get_ref()) {
-                let what =
-                    format!("quietMinutes: a whole number from 1 to {MAX_QUIET} belongs here");
-                wrong(minutes.span().start, &what);
-            }
-            SignedDuration::from_mins(minutes.into_inner().clamp(0, MAX_QUIET))
-        });
-        if let Some(name) = &file.action
-            && let Err(what) = check_own(name.get_ref(), VALIDATION_GROUP, group_of)
-        {
-            wrong(name.span().start, &format!("action: {what}"));
+        let quiet = findings.minutes("validation.quietMinutes", file.quiet_minutes, 1..=MAX_QUIET);
+        if let Some(name) = &file.action {
+            let own = check_own(name, VALIDATION_GROUP, group_of);
+            findings.check("validation.action", own);
         }
-        if file.action.is_none() && quiet.is_none() {
-            wrong(0, "action or quietMinutes: one of them belongs here");
+        if file.action.is_none() && file.quiet_minutes.is_none() {
+            findings.at_key(
+                "validation",
+                "action or quietMinutes: one of them belongs here",
+            );
         }
-        let since = file.new_nodes_since.map(|since| {
-            let read = since.get_ref().parse::<Timestamp>();
-            if let Err(error) = &read {
-                let what = format!("newNodesSince: {error}; write it as 2026-11-25T00:00:00Z");
-                wrong(since.span().start, &what);
-            }
-            read.unwrap_or(Timestamp::MAX)
-        });
-        let selector = file.new_nodes_selector.map(|selector| {
-            let read = selector.get_ref().parse::<LabelSelector>();
-            if let Err(error) = &read {
-                let what = format!("newNodesSelector: {error}");
-                wrong(selector.span().start, &what);
-            }
-            read.ok()
-        });
-        let new_nodes = match (since, selector) {
+        let new_nodes = match (file.new_nodes_since, file.new_nodes_selector) {
             (None, None) => None,
-            (Some(since), Some(selector)) => selector.map(|selector| NewNodes { since, selector }),
+            (Some(since), Some(selector)) => {
+                let since = since
+                    .parse::<Timestamp>()
+                    .map_err(|error| format!("{error}; write it as 2026-11-25T00:00:00Z"));
+                let since = findings.check("validation.newNodesSince", since);
+                let selector = findings.check("validation.newNodesSelector", selector.parse());
+                since
+                    .zip(selector)
+                    .map(|(since, selector)| NewNodes { since, selector })
+            }
             _ => {
-                let what = "newNodesSince and newNodesSelector belong together: since when, and which nodes";
-                wrong(0, what);
+                let what = "newNodesSince and newNodesSelector belong together: since when, and \
+                            which nodes";
+                findings.at_key("validation", what);
                 None
             }
         };
         Self {
-            action: file.action.map(Spanned::into_inner),
+            action: file.action,
             quiet: quiet.unwrap_or_default(),
             after_remediation: file.after_remediation,
             new_nodes,

@@ -63,7 +63,7 @@ pub(super) fn forward(keys: &ConnectorKeys, findings: &mut Findings<'_>) -> Forw
             format_args!("it needs GRPCSinkTarget: {TARGET}"),
         );
     } else if address.is_none() {
-        findings.refuse("GRPCSinkTarget", target, format_args!("write {TARGET}"));
+        findings.refuse("GRPCSinkTarget", format_args!("write {TARGET}"));
     }
     let named = certificates(keys).map(|(key, path)| (!path.is_empty()).then_some((key, path)));
     let [authority, certificate, key] = named;

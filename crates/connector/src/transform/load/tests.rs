@@ -192,7 +192,7 @@ fn what_is_wrong_with_a_transformers_file_is_named_with_its_line() {
         (
             of_metadata,
             "\ncacheTTL = 'soon'".into(),
-            "f:2: cacheTTL is \"soon\"; write a duration",
+            "f:2: cacheTTL is 'soon'; write a duration",
         ),
         (of_metadata, long, "f:1: allowedLabels[0]: \"xxx"),
         (
@@ -290,17 +290,17 @@ fn what_is_wrong_with_a_transformers_file_is_named_with_its_line() {
         (
             of_dedup,
             "suppressionWindow = '3 parsecs'".into(),
-            "f:1: suppressionWindow is \"3 parsecs\"; write a duration",
+            "f:1: suppressionWindow is '3 parsecs'; write a duration",
         ),
         (
             of_dedup,
             "suppressionWindow = '0s'".into(),
-            "f:1: suppressionWindow is \"0s\"",
+            "f:1: suppressionWindow is '0s'",
         ),
         (
             of_dedup,
             "\n\ncleanupInterval = '25h'".into(),
-            "f:3: cleanupInterval is \"25h\"; write a duration above zero such as 90s, 3m or 1h, at most 24h",
+            "f:3: cleanupInterval is '25h'; write a duration above zero such as 90s, 3m or 1h, at most 24h",
         ),
         (
             of_dedup,

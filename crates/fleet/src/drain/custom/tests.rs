@@ -149,17 +149,17 @@ fn what_is_wrong_with_it_is_said_at_the_start() {
         (
             table("\"slinky\"", "\"\""),
             TEMPLATE,
-            "customDrain: namespace is empty",
+            "customDrain.namespace: it is empty",
         ),
         (
             table("\"30m\"", "\"soon\""),
             TEMPLATE,
-            "customDrain: timeout: seconds, or a duration",
+            "customDrain.timeout is \"soon\"; write seconds, or a duration",
         ),
         (
             table("\"30m\"", "\"-5\""),
             TEMPLATE,
-            "customDrain: timeout: seconds, or a duration",
+            "customDrain.timeout is \"-5\"; write seconds, or a duration",
         ),
         (table("timeout", "timeOut"), TEMPLATE, "timeOut"),
         (
@@ -170,7 +170,7 @@ fn what_is_wrong_with_it_is_said_at_the_start() {
         (
             format!("{TABLE}\nnodeSelector = \"pool in\"\n"),
             TEMPLATE,
-            "customDrain: nodeSelector:",
+            "customDrain.nodeSelector:",
         ),
         (
             TABLE.to_owned(),

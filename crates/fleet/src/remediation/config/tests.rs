@@ -147,22 +147,22 @@ fn what_is_wrong_is_said_with_its_line() {
         (
             "kind = \"Ticket\"",
             "kind = \"\"",
-            "r.toml:29: remediationActions.\"my-action\": kind is empty",
+            "remediationActions.my-action.kind: it is empty",
         ),
         (
             "scope = \"Namespaced\"",
             "scope = \"Any\"",
-            "scope is \"Any\"; it is Cluster, Namespaced or empty",
+            "scope is \"Any\"; write Cluster or Namespaced, or leave it out",
         ),
         (
             "namespace = \"repairs\"",
             "namespace = \"\"",
-            "scope is Namespaced, and there is no namespace",
+            "scope: it is Namespaced, and there is no namespace",
         ),
         (
             "equivalenceGroup = \"ticket\"",
             "equivalenceGroup = \"\"",
-            "equivalenceGroup is empty",
+            "equivalenceGroup: it is empty",
         ),
         (
             "templateFileName = \"ticket.yaml\"",
@@ -177,12 +177,12 @@ fn what_is_wrong_is_said_with_its_line() {
         (
             "impactedEntityScope = \"GPU_UUID\"",
             "impactedEntityScope = \"NIC\"",
-            "only GPU_UUID can be repaired by itself",
+            "impactedEntityScope is \"NIC\"; only GPU_UUID can be repaired by itself",
         ),
         (
             "supersedingEquivalenceGroups = []",
             "impactedEntityScope = \"GPU_UUID\"",
-            "impactedEntityScope applies only to COMPONENT_RESET",
+            "impactedEntityScope: it applies only to COMPONENT_RESET",
         ),
         (
             "supersedingEquivalenceGroups = []",
@@ -202,17 +202,22 @@ fn what_is_wrong_is_said_with_its_line() {
         (
             "timeoutMinutes = 600",
             "timeoutMinutes = 0",
-            "timeoutMinutes: a whole number",
+            "timeoutMinutes is 0; write a whole number of minutes from 1 to 100000",
+        ),
+        (
+            "timeoutMinutes = 600",
+            "timeoutMinutes = \"ten\"",
+            "remediationActions.my-action.timeoutMinutes is \"ten\"; write a whole number",
         ),
         (
             "[template]",
             "maxAttempts = 0\n[template]",
-            "maxAttempts: a whole number from 1 to 20 belongs here",
+            "r.toml:2: maxAttempts is 0; write a whole number from 1 to 20",
         ),
         (
             "[template]",
             "escalation = [\"none\"]\n[template]",
-            "escalation: no action has the equivalenceGroup \"none\"",
+            "r.toml:2: escalation[0]: no action has the equivalenceGroup \"none\"",
         ),
         (
             "[template]",
@@ -249,6 +254,13 @@ fn what_is_wrong_is_said_with_its_line() {
         assert!(error.contains(text), "{to}: {error}");
         assert!(error.starts_with("r.toml:"), "{error}");
     }
+    let large = " ".repeat(contract::findings::MAX_FILE_BYTES + 1);
+    let error = RemediationConfig::parse(&large, "r.toml", read).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("r.toml:1: it has 1048577 bytes")
+    );
 }
 
 /// Parses the keys of a validation, with a Job that carries it out.
@@ -317,7 +329,7 @@ fn a_validation_that_nobody_can_mean_is_refused() {
     for (keys, what) in [
         (
             "",
-            "validation.action or quietMinutes: one of them belongs here",
+            "validation: action or quietMinutes: one of them belongs here",
         ),
         (
             "action = \"NONE_SUCH\"",
@@ -326,7 +338,7 @@ fn a_validation_that_nobody_can_mean_is_refused() {
         ("action = \"RESTART_BM\"", "it is to have a name of its own"),
         (
             "quietMinutes = 0",
-            "quietMinutes: a whole number from 1 to 1440 belongs here",
+            "validation.quietMinutes is 0; write a whole number of minutes from 1 to 1440",
         ),
         (
             "quietMinutes = 1\nnewNodesSince = \"2026-11-25T00:00:00Z\"",
