@@ -166,6 +166,17 @@ impl<'a> Findings<'a> {
         );
     }
 
+    /// Records that the key at `path` is none of those that its table may have.
+    pub fn unknown_key(&mut self, path: &str, known: &[&str]) {
+        let path = keys::joined(&self.root, path);
+        let key = self.keys().iter().find(|key| key.path == path);
+        let name = key.map_or(&*path, |key| &key.name);
+        self.at(
+            self.offset_of(&path),
+            &words::unknown_key(&path, name, known),
+        );
+    }
+
     /// Returns the value of a check or of a conversion; its error is recorded.
     pub fn check<T, E: Display>(&mut self, path: &str, checked: Result<T, E>) -> Option<T> {
         checked.map_err(|error| self.at_key(path, error)).ok()
@@ -263,6 +274,11 @@ impl<'a> Findings<'a> {
     pub fn wrong_at(&mut self, offset: usize, what: impl Display) {
         let what = format!("{}: {what}", self.entry);
         self.at(offset, &what);
+    }
+
+    /// Returns the place of the key at `path`: `file:line`.
+    pub fn place_of(&self, path: &str) -> String {
+        self.place(self.offset_of(path))
     }
 
     /// Returns the place of the current entry: `file:line`.

@@ -76,10 +76,7 @@ impl ReadError {
             let key = named.filter_map(|key| Some((key.at?, &key.path)));
             let key = key.filter(|(at, _)| *at <= self.at).max();
             let (at, path) = key.map_or((self.at, name), |(at, path)| (at, path));
-            let known = names(known);
-            let hint =
-                hint(name, &known).unwrap_or_else(|| format!("there is {}", known.join(", ")));
-            return (at, format!("unknown key '{path}'; {hint}"));
+            return (at, unknown_key(path, name, &names(known)));
         }
         // The innermost value.
         let around = keys.iter().filter(|key| {
@@ -116,6 +113,12 @@ impl ReadError {
         };
         (key.at.unwrap_or(self.at), what)
     }
+}
+
+/// Returns the text of the finding about a key that nothing reads.
+pub(super) fn unknown_key(path: &str, name: &str, known: &[&str]) -> String {
+    let hint = hint(name, known).unwrap_or_else(|| format!("there is {}", known.join(", ")));
+    format!("unknown key '{path}'; {hint}")
 }
 
 /// Splits a message after a quoted name.

@@ -228,7 +228,7 @@ fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
         ),
         (
             "[gpu-limits]\ncalm-seconds = 0",
-            "site.toml:2: gpu-limits: calm-seconds is 0; write a whole number from 1 to 86400",
+            "site.toml:2: gpu-limits.calm-seconds is 0; write a whole number from 1 to 86400",
         ),
         (
             "[gpu-limits]\nretired-pages = \"63\"",
@@ -244,20 +244,20 @@ fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
         ),
         (
             "\n[gpu-limits]\n\nretired-page = 1",
-            "site.toml:4: gpu-limits: unknown key 'retired-page'; did you mean 'retired-pages'?",
+            "site.toml:4: unknown key 'gpu-limits.retired-page'; did you mean 'retired-pages'?",
         ),
         (
             "[gpu-limits]\ncelsius = 1",
-            "unknown key 'celsius'; there is missing-seconds, settling-seconds,",
+            "unknown key 'gpu-limits.celsius'; there is missing-seconds, settling-seconds,",
         ),
         (
             "[gpu-limits]\nnvlink-crc-over-per-second = 10",
-            "stands beside nvlink-crc-per-second: give both",
+            "it stands beside nvlink-crc-per-second: give both",
         ),
         (
             "[gpu-limits]\npcie-replay-percent = 50\npcie-replay-over-percent = 51",
-            "site.toml:3: gpu-limits: pcie-replay-over-percent is 51, above pcie-replay-percent, \
-             which is 50",
+            "site.toml:3: gpu-limits.pcie-replay-over-percent is 51; that is above \
+             pcie-replay-percent, which is 50",
         ),
         (
             "gpu-limits = 1",
