@@ -36,9 +36,9 @@ pub const MAX_POLICY_COST: u64 = 4 * MAX_COST;
 #[derive(Deserialize)]
 struct PolicyFile {
     #[serde(rename = "label-prefix")]
-    label_prefix: Option<Spanned<String>>,
+    label_prefix: Option<String>,
     #[serde(rename = "circuitBreaker")]
-    circuit_breaker: Option<Spanned<brake::CircuitBreakerEntry>>,
+    circuit_breaker: Option<brake::CircuitBreakerEntry>,
     brake: Option<brake::BrakeEntry>,
     #[serde(rename = "device-taints")]
     device_taints: Option<devices::DeviceTaintsEntry>,
@@ -162,11 +162,10 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         cost: 0,
         unchecked: None,
     };
-    if let Some(prefix) = &file.label_prefix
-        && let Err(error) = names::label_prefix(prefix.get_ref())
-    {
-        let what = format!("label-prefix: {error}");
-        reader.findings.at(prefix.span().start, &what);
+    if let Some(prefix) = &file.label_prefix {
+        reader
+            .findings
+            .check("label-prefix", names::label_prefix(prefix));
     }
     let rule_sets = reader.rule_sets(file.rule_sets);
     let mut policies: Vec<NamedPolicy> = Vec::new();
@@ -185,21 +184,16 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
     let routes = reader.routes(file.routes);
     // Users of NVSentinel's file format have scripts that look for its labels.
     let of_reference = file.circuit_breaker.is_some();
-    let brake = brake::brake(file.brake, file.circuit_breaker, |at, what| {
-        reader.findings.at(at, &what);
-    });
+    let brake = brake::brake(file.brake, file.circuit_breaker, &mut reader.findings);
     let device_taints = file
         .device_taints
-        .map(|entry| devices::device_taints(entry, |at, what| reader.findings.at(at, &what)));
+        .map(|entry| devices::device_taints(entry, &mut reader.findings));
     if let Some(why) = reader.unchecked {
         reader.findings.at(0, &why);
     }
     reader.findings.result(Policy {
         source: source.to_owned(),
-        label_prefix: file
-            .label_prefix
-            .map(Spanned::into_inner)
-            .unwrap_or_default(),
+        label_prefix: file.label_prefix.unwrap_or_default(),
         rule_sets,
         routes,
         policies,

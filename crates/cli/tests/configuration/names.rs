@@ -96,7 +96,7 @@ fn places() -> Vec<(Read, String, &'static str, Vec<&'static str>, &'static str)
             "[[brake.budgets]]\nmax = 1\nper = \"@\"\n".into(),
             "topology.kubernetes.io/zone",
             of(&KEYS),
-            "f:3: brake: 'per' names the label of a node: ",
+            "f:3: brake.budgets[0].per: it names the label of a node: ",
         ),
         (
             drain,

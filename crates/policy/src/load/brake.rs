@@ -1,16 +1,16 @@
 //! The brake's part of a policy file: `[brake]`, and NVSentinel's `[circuitBreaker]`.
 
+use contract::findings::Findings;
 use contract::names;
 use jiff::SignedDuration;
 use serde::Deserialize;
-use toml::Spanned;
 
 use crate::{Amount, Brake, Budget, Window};
 
 /// Default share of the GPU nodes in NVSentinel's chart, in percent.
 const WINDOW_PERCENTAGE: i64 = 50;
 /// Default period in NVSentinel's chart.
-const WINDOW_DURATION: &str = "5m";
+const WINDOW_DURATION: SignedDuration = SignedDuration::from_mins(5);
 
 /// The table `[brake]`. It is our own format, so misspelt keys are errors: a limit must not be
 /// replaced by a default.
@@ -23,8 +23,8 @@ pub(super) struct BrakeEntry {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BudgetEntry {
-    max: Spanned<MaxEntry>,
-    per: Option<Spanned<String>>,
+    max: MaxEntry,
+    per: Option<String>,
 }
 
 /// Either `5` or `"10%"`.
@@ -45,71 +45,54 @@ pub(super) struct CircuitBreakerEntry {
 /// some gets exactly those.
 pub(super) fn brake(
     brake: Option<BrakeEntry>,
-    circuit_breaker: Option<Spanned<CircuitBreakerEntry>>,
-    mut find: impl FnMut(usize, String),
+    circuit_breaker: Option<CircuitBreakerEntry>,
+    findings: &mut Findings<'_>,
 ) -> Brake {
     if brake.is_none() && circuit_breaker.is_none() {
         return Brake::default();
     }
     let mut budgets = Vec::new();
-    for entry in brake.into_iter().flat_map(|entry| entry.budgets) {
-        let start = entry.max.span().start;
-        let per = entry.per.map(|label| {
-            if let Err(error) = names::label_key(label.get_ref()) {
-                let what = format!("brake: 'per' names the label of a node: {error}");
-                find(label.span().start, what);
-            }
-            label.into_inner()
-        });
-        match amount(&entry.max.into_inner()) {
-            Ok(max) => budgets.push(Budget { max, per }),
-            Err(what) => find(start, format!("brake: max {what}")),
+    let entries = brake.into_iter().flat_map(|entry| entry.budgets);
+    for (at, BudgetEntry { max, per }) in entries.enumerate() {
+        let path = format!("brake.budgets[{at}]");
+        if let Some(label) = &per {
+            let checked = names::label_key(label)
+                .map_err(|error| format!("it names the label of a node: {error}"));
+            findings.check(&format!("{path}.per"), checked);
+        }
+        match amount(&max) {
+            Some(max) => budgets.push(Budget { max, per }),
+            None => findings.refuse(
+                &format!("{path}.max"),
+                "write a number of nodes, such as 5, or a part of them, such as \"10%\" (1% to 100%)",
+            ),
         }
     }
-    let window = circuit_breaker.and_then(|entry| {
-        let start = entry.span().start;
-        window(&entry.into_inner())
-            .map_err(|what| find(start, format!("circuitBreaker: {what}")))
-            .ok()
-    });
+    let window = circuit_breaker.and_then(|entry| window(&entry, findings));
     Brake { budgets, window }
 }
 
-fn amount(entry: &MaxEntry) -> Result<Amount, String> {
-    let wrong = |what: &str| {
-        format!(
-            "{what} is neither a number of nodes, such as 5, nor a part of them, such as \"10%\" (1% to 100%)"
-        )
-    };
+fn amount(entry: &MaxEntry) -> Option<Amount> {
     match entry {
         // Zero is a valid budget: no node is taken out.
-        MaxEntry::Number(number) => u32::try_from(*number)
-            .map(Amount::Nodes)
-            .map_err(|_| wrong(&number.to_string())),
-        MaxEntry::Text(text) => text
-            .trim()
-            .strip_suffix('%')
-            .and_then(|number| number.trim_end().parse().ok())
-            .filter(|percent| (1..=100).contains(percent))
-            .map(Amount::Percent)
-            .ok_or_else(|| wrong(&format!("'{text}'"))),
+        MaxEntry::Number(number) => u32::try_from(*number).ok().map(Amount::Nodes),
+        MaxEntry::Text(text) => {
+            let percent = text.trim().strip_suffix('%')?.trim_end().parse().ok();
+            let percent = percent.filter(|percent| (1..=100).contains(percent));
+            percent.map(Amount::Percent)
+        }
     }
 }
 
-fn window(entry: &CircuitBreakerEntry) -> Result<Window, String> {
+fn window(entry: &CircuitBreakerEntry, findings: &mut Findings<'_>) -> Option<Window> {
     let percentage = entry.percentage.unwrap_or(WINDOW_PERCENTAGE);
-    let percentage = u8::try_from(percentage)
-        .ok()
-        .filter(|percentage| (1..=100).contains(percentage))
-        .ok_or_else(|| format!("percentage {percentage} is not within 1 to 100"))?;
-    let duration = entry.duration.as_deref().unwrap_or(WINDOW_DURATION);
-    let duration = duration
-        .parse::<SignedDuration>()
-        .ok()
-        .filter(SignedDuration::is_positive)
-        .ok_or_else(|| format!("duration '{duration}' is not a duration such as 5m or 1h30m"))?;
-    Ok(Window {
-        percentage,
-        duration,
+    let percentage = findings.whole("circuitBreaker.percentage", Some(percentage), 1..=100, "");
+    let duration = match &entry.duration {
+        Some(text) => findings.duration("circuitBreaker.duration", text, SignedDuration::MAX),
+        None => Some(WINDOW_DURATION),
+    };
+    Some(Window {
+        percentage: percentage?.try_into().ok()?,
+        duration: duration?,
     })
 }

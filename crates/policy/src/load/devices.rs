@@ -1,8 +1,8 @@
 //! The device taints in a policy file: the table `[device-taints]`.
 
+use contract::findings::Findings;
 use model::device::{Dimension, TaintEffect};
 use serde::Deserialize;
-use toml::Spanned;
 
 use crate::DeviceTaints;
 
@@ -10,19 +10,16 @@ use crate::DeviceTaints;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct DeviceTaintsEntry {
-    xid: Option<Spanned<String>>,
-    gpu_lost: Option<Spanned<String>>,
-    unmonitored: Option<Spanned<String>>,
-    memory: Option<Spanned<String>>,
-    nvlink: Option<Spanned<String>>,
-    thermal: Option<Spanned<String>>,
+    xid: Option<String>,
+    gpu_lost: Option<String>,
+    unmonitored: Option<String>,
+    memory: Option<String>,
+    nvlink: Option<String>,
+    thermal: Option<String>,
 }
 
 /// Returns the effects set in a file.
-pub(super) fn device_taints(
-    entry: DeviceTaintsEntry,
-    mut find: impl FnMut(usize, String),
-) -> DeviceTaints {
+pub(super) fn device_taints(entry: DeviceTaintsEntry, findings: &mut Findings<'_>) -> DeviceTaints {
     let entries = [
         (Dimension::Xid, entry.xid),
         (Dimension::GpuLost, entry.gpu_lost),
@@ -31,29 +28,26 @@ pub(super) fn device_taints(
         (Dimension::Nvlink, entry.nvlink),
         (Dimension::Thermal, entry.thermal),
     ];
+    let effects = [
+        TaintEffect::None,
+        TaintEffect::NoSchedule,
+        TaintEffect::NoExecute,
+    ];
+    let effects = effects.map(|effect| (effect.name(), effect));
     let mut taints = DeviceTaints::default();
     for (dimension, text) in entries {
         let Some(text) = text else {
             continue;
         };
-        let (start, name) = (text.span().start, dimension.name());
-        match text.get_ref().parse() {
-            Ok(TaintEffect::NoExecute) if dimension != Dimension::GpuLost => find(
-                start,
-                format!(
-                    "device-taints: {name} = \"NoExecute\" would delete pods past their disruption \
-                     budgets, which is only for a GPU that is gone (gpu-lost); write \"NoSchedule\""
-                ),
+        let path = format!("device-taints.{}", dimension.name());
+        match findings.one_of(&path, &text, &effects) {
+            Some(TaintEffect::NoExecute) if dimension != Dimension::GpuLost => findings.refuse(
+                &path,
+                "that would delete pods past their disruption budgets, which is only for a GPU that \
+                 is gone (gpu-lost); write \"NoSchedule\"",
             ),
-            Ok(effect) => drop(taints.effects.insert(dimension, effect)),
-            Err(()) => find(
-                start,
-                format!(
-                    "device-taints: the effect '{}' of {name} is unknown; it is None, NoSchedule \
-                     or NoExecute",
-                    text.get_ref()
-                ),
-            ),
+            Some(effect) => drop(taints.effects.insert(dimension, effect)),
+            None => {}
         }
     }
     taints

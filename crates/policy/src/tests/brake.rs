@@ -49,23 +49,23 @@ fn what_is_wrong_with_the_brake_is_named_with_its_line() {
     let table = [
         (
             "[[brake.budgets]]\nmax = \"ten\"",
-            "p:2: brake: max 'ten' is neither",
+            "p:2: brake.budgets[0].max is \"ten\"; write a number of nodes, such as 5, or",
         ),
         (
             "[[brake.budgets]]\nmax = \"0%\"",
-            "p:2: brake: max '0%' is neither",
+            "p:2: brake.budgets[0].max is \"0%\"; write",
         ),
         (
             "[[brake.budgets]]\nmax = \"101%\"",
-            "p:2: brake: max '101%' is neither",
+            "p:2: brake.budgets[0].max is \"101%\"; write",
         ),
         (
             "[[brake.budgets]]\nmax = -1",
-            "p:2: brake: max -1 is neither",
+            "p:2: brake.budgets[0].max is -1; write",
         ),
         (
             "[[brake.budgets]]\nmax = 1\nper = \"\"",
-            "p:3: brake: 'per' names",
+            "p:3: brake.budgets[0].per: it names the label of a node: ",
         ),
         (
             "[[brake.budgets]]\nmin = 1",
@@ -77,15 +77,15 @@ fn what_is_wrong_with_the_brake_is_named_with_its_line() {
         ),
         (
             "[circuitBreaker]\npercentage = 0",
-            "p:1: circuitBreaker: percentage 0",
+            "p:2: circuitBreaker.percentage is 0; write a whole number from 1 to 100",
         ),
         (
             "[circuitBreaker]\npercentage = 150",
-            "p:1: circuitBreaker: percentage 150",
+            "p:2: circuitBreaker.percentage is 150; write",
         ),
         (
             "[circuitBreaker]\nduration = \"soon\"",
-            "p:1: circuitBreaker: duration 'soon'",
+            "p:2: circuitBreaker.duration is \"soon\"; write a duration",
         ),
     ];
     for (text, expected) in table {

@@ -19,12 +19,12 @@ fn what_is_wrong_is_said_with_what_to_do() {
     for (text, expected) in [
         (
             "[device-taints]\nmemory = \"NoExecute\"",
-            "p:2: device-taints: memory = \"NoExecute\" would delete pods past their disruption \
+            "p:2: device-taints.memory is \"NoExecute\"; that would delete pods past their disruption \
              budgets, which is only for a GPU that is gone (gpu-lost); write \"NoSchedule\"",
         ),
         (
             "[device-taints]\nxid = \"NoShedule\"",
-            "the effect 'NoShedule' of xid is unknown; it is None, NoSchedule or NoExecute",
+            "p:2: device-taints.xid is \"NoShedule\"; did you mean 'NoSchedule'?",
         ),
         ("[device-taints]\nxids = \"None\"", "xids"),
         (
