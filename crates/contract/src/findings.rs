@@ -295,14 +295,17 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// Records a problem on `line`.
+    /// Records a problem on `line`. The same one is recorded once.
     pub fn on_line(&mut self, line: usize, what: &str) {
         let what = match self.found.len() {
             ..MAX_FINDINGS => what,
             MAX_FINDINGS => "there are more findings, which are not listed",
             _ => return,
         };
-        self.found.push(format!("{}:{line}: {what}", self.source));
+        let finding = format!("{}:{line}: {what}", self.source);
+        if !self.found.contains(&finding) {
+            self.found.push(finding);
+        }
     }
 
     /// Returns the text of a finding without recording it, for problems that do no harm.

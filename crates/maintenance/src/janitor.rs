@@ -33,7 +33,7 @@ mod signal;
 
 pub use admission::{AdmissionRequest, RequestedNode};
 pub use board::{Board, CreateResult, Effect, Input, NodeUpdate, ResourceEvent, WriteResult};
-pub use config::{JanitorConfig, MAX_CONFIG_BYTES, ProviderPlace, Rules};
+pub use config::{JanitorConfig, ProviderPlace, Rules};
 pub use failure::{Class, ProviderFailure};
 pub use sending::{FoundOperation, ProviderAnswer, Question};
 pub use signal::NodeObservation;

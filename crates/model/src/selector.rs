@@ -150,7 +150,7 @@ impl FromStr for LabelSelector {
 
 impl SelectorObject {
     /// Checks that all keys and values can be those of labels.
-    pub fn check_names(&self) -> Result<(), WrongName> {
+    fn check_names(&self) -> Result<(), WrongName> {
         let expressions = &self.match_expressions;
         let keys = self.match_labels.keys();
         let mut keys = keys.chain(expressions.iter().map(|one| &one.key));

@@ -59,9 +59,7 @@ impl JanitorSettings {
             })
         });
         Ok(Some(Self {
-            config: parsed("--janitor-config", path, |text, _| {
-                JanitorConfig::parse(text)
-            })?,
+            config: parsed("--janitor-config", path, JanitorConfig::parse)?,
             ttl: Some(ttl).filter(SignedDuration::is_positive),
             validation: validation.transpose()?,
         }))

@@ -36,7 +36,9 @@ fn remediation(text: &str) -> Result<(), String> {
 }
 
 fn janitor(text: &str) -> Result<(), String> {
-    JanitorConfig::parse(text).map(drop)
+    JanitorConfig::parse(text, "f")
+        .map(drop)
+        .map_err(|error| error.to_string())
 }
 
 fn validation(text: &str) -> Result<(), String> {
@@ -169,22 +171,22 @@ fn places() -> Vec<(Read, String, &'static str, Vec<&'static str>, &'static str)
             "global:\n  nodes:\n    exclusions:\n      - matchLabels: {a: '@'}\n".into(),
             "b",
             vec!["b,c", "not ready!"],
-            "global.nodes.exclusions[0]: line 4: ",
+            "f:4: global.nodes.exclusions[0]: ",
         ),
         (
             janitor,
             "global:\n  nodes:\n    exclusions:\n      - matchExpressions: [{key: '@', operator: Exists}]\n".into(),
             "example.com/b",
             of(&KEYS),
-            "global.nodes.exclusions[0]: line 4: ",
+            "f:4: global.nodes.exclusions[0]: ",
         ),
-        (janitor, "generic:\n  namespace: '@'\n".into(), "jobs", of(&NAMESPACES), "line 2: generic.namespace: "),
+        (janitor, "generic:\n  namespace: '@'\n".into(), "jobs", of(&NAMESPACES), "f:2: generic.namespace: "),
         (
             janitor,
             "generic:\n  imagePullSecrets: ['@']\n".into(),
             "registry.example",
             vec!["Registry", "a b"],
-            "line 2: generic.imagePullSecrets: ",
+            "f:2: generic.imagePullSecrets[0]: ",
         ),
         (
             validation,

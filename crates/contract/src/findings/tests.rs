@@ -220,8 +220,9 @@ fn every_finding_has_its_line_and_a_hundred_are_told() {
         error,
         "f.toml:1: first\nf.toml:2: second\nf.toml:3: behind\nf.toml:3: beyond"
     );
-    for _ in 0..200 {
-        findings.at(0, "again");
+    findings.at(0, "first");
+    for number in 0..200 {
+        findings.at(0, &format!("number {number}"));
     }
     let error = findings.stop(6, "last");
     assert_eq!(error.findings.len(), MAX_FINDINGS + 1);

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use contract::findings;
-use contract::names::{self, WrongName};
+use contract::findings::{FileError, Findings, Format};
+use contract::names;
 use jiff::SignedDuration;
 use model::selector::{LabelSelector, SelectorObject};
 use serde::Deserialize;
@@ -15,14 +15,14 @@ use super::generic::GenericConfig;
 use super::redfish::RedfishConfig;
 use crate::gpu_reset::ResetSettings;
 
-/// Largest configuration, in bytes: as large as a `ConfigMap` can be.
-pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
 /// Default time limit of an action.
 const TIMEOUT: SignedDuration = SignedDuration::from_mins(30);
 /// Longest time limit that can be configured.
 const MAX_TIMEOUT: SignedDuration = SignedDuration::from_hours(24);
 /// Name of the only supported service manager.
 const GPU_OPERATOR: &str = "gpu-operator";
+/// Key of the settings for all actions.
+const GLOBAL: &str = "global";
 /// Key of the settings for GPU resets.
 const RESETS: &str = "gpuResetController";
 /// Default token file: that of the pod's service account.
@@ -168,24 +168,18 @@ struct Named {
 // === impl JanitorConfig ===
 
 impl JanitorConfig {
-    /// Parses a configuration. The error lists all findings, one per line.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        if text.len() > MAX_CONFIG_BYTES {
-            let found = text.len();
-            return Err(format!(
-                "it has {found} bytes, at most {MAX_CONFIG_BYTES} are taken"
-            ));
-        }
-        let file: File = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
-        let mut wrong = Vec::new();
-        file.redfish.check(&mut wrong);
+    /// Parses a configuration. `source` names the file in errors, which list everything that is
+    /// wrong.
+    pub fn parse(text: &str, source: &str) -> Result<Self, FileError> {
+        let (file, mut findings) = Findings::read::<File>(text, source, Format::Yaml)?;
+        file.redfish.check(&mut findings);
         let global = &file.global;
         let built_in = if file.redfish.is_used() {
             ProviderPlace::Redfish
         } else {
             ProviderPlace::Generic
         };
-        let rules = [
+        let controllers = [
             (
                 Action::Reboot,
                 "rebootNodeController",
@@ -197,46 +191,40 @@ impl JanitorConfig {
                 &file.terminate_node_controller,
             ),
         ];
-        let rules: BTreeMap<Action, Rules> = rules
-            .into_iter()
-            .filter(|(.., controller)| controller.enabled)
-            .map(|(action, key, controller)| {
-                let rules = controller.rules(key, global, &built_in, &mut wrong);
-                (action, rules)
-            })
-            .collect();
-        let exclusions = global.nodes.exclusions.iter().enumerate();
-        let exclusions = exclusions
-            .filter_map(|(at, selector)| {
-                let read = exclusion(selector, text);
-                read.map_err(|why| wrong.push(format!("global.nodes.exclusions[{at}]: {why}")))
-                    .ok()
-            })
-            .collect();
-        let longest = rules.values().map(|rules| rules.timeout).max();
-        let resets = file.gpu_reset_controller.settings(global, &mut wrong);
-        let reset_provider = file.gpu_reset_controller.provider(global, &mut wrong);
-        if let Err(why) = file.generic.check(longest.unwrap_or_default()) {
-            wrong.push(format!("generic.{why}"));
-        }
-        for (key, checked) in file.names() {
-            if let Err(error) = checked {
-                let line = findings::on_line_with(text, &error.text);
-                wrong.push(format!("{line}{key}: {error}"));
+        let mut rules = BTreeMap::new();
+        for (action, key, controller) in controllers {
+            if controller.enabled {
+                rules.insert(
+                    action,
+                    controller.rules(key, global, &built_in, &mut findings),
+                );
             }
         }
-        if wrong.is_empty() {
-            Ok(Self {
-                rules,
-                exclusions,
-                reset_provider: reset_provider.filter(|_| resets.is_some()),
-                resets,
-                generic: file.generic,
-                redfish: file.redfish,
-            })
-        } else {
-            Err(wrong.join("\n"))
-        }
+        let exclusions = global.nodes.exclusions.iter().enumerate();
+        let exclusions = exclusions.filter_map(|(at, selector)| {
+            let selector = match LabelSelector::try_from(selector) {
+                Ok(selector) => Ok(selector),
+                Err(_) if *selector == SelectorObject::default() => {
+                    Err("it is empty, and would exclude every node".to_owned())
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            findings.check(&format!("global.nodes.exclusions[{at}]"), selector)
+        });
+        let exclusions = exclusions.collect();
+        let longest = rules.values().map(|rules| rules.timeout).max();
+        let resets = file.gpu_reset_controller.settings(global, &mut findings);
+        let reset_provider = file.gpu_reset_controller.provider(global, &mut findings);
+        file.generic
+            .check(longest.unwrap_or_default(), &mut findings);
+        findings.result(Self {
+            rules,
+            exclusions,
+            reset_provider: reset_provider.filter(|_| resets.is_some()),
+            resets,
+            generic: file.generic,
+            redfish: file.redfish,
+        })
     }
 
     /// Returns the rules for an action. `None` if its resources are ignored.
@@ -255,75 +243,43 @@ impl JanitorConfig {
     }
 }
 
-// === impl File ===
-
-impl File {
-    /// Returns the object names in the file, by key, with the result of their validation.
-    fn names(&self) -> Vec<(&'static str, Result<(), WrongName>)> {
-        let job = &self.gpu_reset_controller.reset_job;
-        let filled = |text: &str, check: fn(&str) -> Result<(), WrongName>| match text {
-            "" => Ok(()),
-            text => check(text),
-        };
-        let mut names = vec![
-            (
-                "generic.namespace",
-                filled(&self.generic.namespace, names::dns_label),
-            ),
-            (
-                "gpuResetController.resetJob.runtimeClassName",
-                filled(&job.runtime_class_name, names::object_name),
-            ),
-        ];
-        let own = self.generic.image_pull_secrets.iter();
-        names.extend(own.map(|name| ("generic.imagePullSecrets", names::object_name(name))));
-        let of_resets = job.image_config.image_pull_secrets.iter();
-        names.extend(of_resets.map(|one| {
-            let key = "gpuResetController.resetJob.imageConfig.imagePullSecrets";
-            (key, names::object_name(&one.name))
-        }));
-        names
-    }
-}
-
 // === impl ResetController ===
 
 impl ResetController {
-    fn settings(&self, global: &Global, wrong: &mut Vec<String>) -> Option<ResetSettings> {
-        const KEY: &str = RESETS;
+    fn settings(&self, global: &Global, findings: &mut Findings<'_>) -> Option<ResetSettings> {
+        let path = |key: &str| format!("{RESETS}.{key}");
         let job = &self.reset_job;
+        let secrets = &job.image_config.image_pull_secrets;
+        if !job.runtime_class_name.is_empty() {
+            let checked = names::object_name(&job.runtime_class_name);
+            findings.check(&path("resetJob.runtimeClassName"), checked);
+        }
+        for (at, secret) in secrets.iter().enumerate() {
+            let path = path(&format!("resetJob.imageConfig.imagePullSecrets[{at}].name"));
+            findings.check(&path, names::object_name(&secret.name));
+        }
         let has_image = !job.image_config.image.is_empty();
         let has_provider = !self.csp_provider_host.is_empty();
         if !self.enabled.unwrap_or(has_image || has_provider) {
             return None;
         }
         if !has_image && !has_provider {
-            wrong.push(format!(
-                "{KEY}.resetJob.imageConfig.image is missing: the image of the Job"
-            ));
+            let what = "it is missing: the image of the Job";
+            findings.at_key(&path("resetJob.imageConfig.image"), what);
         }
         let services = match self.service_manager.name.as_str() {
-            "" => false,
-            GPU_OPERATOR => true,
-            other => {
-                wrong.push(format!(
-                    "{KEY}.serviceManager.name is {other:?}; {GPU_OPERATOR} belongs here, or nothing"
-                ));
-                false
+            "" => Some(false),
+            name => {
+                let known = [(GPU_OPERATOR, true)];
+                findings.one_of(&path("serviceManager.name"), name, &known)
             }
         };
-        let timeout = match (&self.timeout, &global.timeout) {
-            (Some(own), _) => read_timeout(own, KEY, wrong),
-            (None, Some(all)) => read_timeout(all, "global", wrong),
-            (None, None) => TIMEOUT,
-        };
-        let secrets = job.image_config.image_pull_secrets.iter();
         Some(ResetSettings {
-            services,
-            timeout,
+            services: services.unwrap_or_default(),
+            timeout: global.timeout(self.timeout.as_deref(), RESETS, findings),
             namespace: String::new(),
             image: job.image_config.image.clone(),
-            pull_secrets: secrets.map(|one| one.name.clone()).collect(),
+            pull_secrets: secrets.iter().map(|one| one.name.clone()).collect(),
             runtime_class: (!job.runtime_class_name.is_empty())
                 .then(|| job.runtime_class_name.clone()),
             resources: job.resources.clone(),
@@ -331,12 +287,11 @@ impl ResetController {
         })
     }
 
-    fn provider(&self, global: &Global, wrong: &mut Vec<String>) -> Option<ProviderPlace> {
+    fn provider(&self, global: &Global, findings: &mut Findings<'_>) -> Option<ProviderPlace> {
         if self.csp_provider_host.is_empty() {
             return None;
         }
-        let place = global.provider(&self.csp_provider_host, RESETS);
-        place.map_err(|why| wrong.push(why)).ok()
+        global.provider(&self.csp_provider_host, RESETS, findings)
     }
 }
 
@@ -359,27 +314,18 @@ impl Controller {
         key: &str,
         global: &Global,
         built_in: &ProviderPlace,
-        wrong: &mut Vec<String>,
+        findings: &mut Findings<'_>,
     ) -> Rules {
-        let timeout = match (&self.timeout, &global.timeout) {
-            (Some(own), _) => read_timeout(own, key, wrong),
-            (None, Some(all)) => read_timeout(all, "global", wrong),
-            (None, None) => TIMEOUT,
-        };
-        let host = [&self.csp_provider_host, &global.csp_provider_host]
-            .into_iter()
-            .find(|host| !host.is_empty());
-        let provider = match host {
-            None => built_in.clone(),
-            Some(host) => global.provider(host, key).unwrap_or_else(|why| {
-                wrong.push(why);
-                built_in.clone()
-            }),
-        };
+        let hosts = [
+            (&self.csp_provider_host, key),
+            (&global.csp_provider_host, GLOBAL),
+        ];
+        let host = hosts.into_iter().find(|(host, _)| !host.is_empty());
+        let provider = host.and_then(|(host, key)| global.provider(host, key, findings));
         Rules {
-            timeout,
+            timeout: global.timeout(self.timeout.as_deref(), key, findings),
             manual: self.manual_mode.unwrap_or(global.manual_mode),
-            provider,
+            provider: provider.unwrap_or_else(|| built_in.clone()),
         }
     }
 }
@@ -387,52 +333,50 @@ impl Controller {
 // === impl Global ===
 
 impl Global {
-    fn provider(&self, host: &str, key: &str) -> Result<ProviderPlace, String> {
+    /// Returns the time limit of the controller `key`: its own, or that of all.
+    fn timeout(&self, own: Option<&str>, key: &str, findings: &mut Findings<'_>) -> SignedDuration {
+        let of_all = self.timeout.as_deref().map(|text| (text, GLOBAL));
+        let timeout = own
+            .map(|text| (text, key))
+            .or(of_all)
+            .and_then(|(text, key)| {
+                findings.duration(&format!("{key}.timeout"), text, MAX_TIMEOUT)
+            });
+        timeout.unwrap_or(TIMEOUT)
+    }
+
+    /// Returns the provider at the `host` that the table `key` names.
+    fn provider(
+        &self,
+        host: &str,
+        key: &str,
+        findings: &mut Findings<'_>,
+    ) -> Option<ProviderPlace> {
         let (name, port) = host.rsplit_once(':').unwrap_or((host, ""));
         if name.is_empty() || name.contains('/') || port.parse::<u16>().is_err() {
-            return Err(format!(
-                "{key}: cspProviderHost is {host:?}; HOST:PORT belongs here"
-            ));
+            findings.refuse(&format!("{key}.cspProviderHost"), "write HOST:PORT");
+            return None;
         }
         let host = host.to_owned();
         if self.csp_provider_insecure {
-            return Ok(ProviderPlace::Open { host });
+            return Some(ProviderPlace::Open { host });
         }
         if self.csp_provider_ca_path.is_empty() {
-            return Err(format!(
-                "{key}: cspProviderHost is named, and global.cspProviderCAPath is not: name the file of \
-                 the authorities that its certificate is checked against, or set cspProviderInsecure"
-            ));
+            let what = format!(
+                "{key}.cspProviderHost is named, and this is not: name the file of the authorities that \
+                 its certificate is checked against, or set cspProviderInsecure"
+            );
+            findings.at_key("global.cspProviderCAPath", what);
+            return None;
         }
         let token = match self.csp_provider_token_path.as_str() {
             "" => TOKEN,
             path => path,
         };
-        Ok(ProviderPlace::Tls {
+        Some(ProviderPlace::Tls {
             host,
             authority: self.csp_provider_ca_path.clone(),
             token: token.to_owned(),
         })
     }
-}
-
-/// Reads a selector of excluded nodes. `file` is the configuration, for line numbers.
-fn exclusion(selector: &SelectorObject, file: &str) -> Result<LabelSelector, String> {
-    let checked = selector.check_names();
-    checked.map_err(|error| format!("{}{error}", findings::on_line_with(file, &error.text)))?;
-    if *selector == SelectorObject::default() {
-        return Err("it is empty, and would exclude every node".to_owned());
-    }
-    LabelSelector::try_from(selector).map_err(|error| error.to_string())
-}
-
-fn read_timeout(text: &str, key: &str, wrong: &mut Vec<String>) -> SignedDuration {
-    let read = text.parse::<SignedDuration>().ok();
-    read.filter(|time| time.is_positive() && *time <= MAX_TIMEOUT)
-        .unwrap_or_else(|| {
-            wrong.push(format!(
-                "{key}.timeout is {text:?}; a time of at most 24h belongs here, such as 25m"
-            ));
-            TIMEOUT
-        })
 }

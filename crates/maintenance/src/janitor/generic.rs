@@ -4,6 +4,8 @@
 //! The name of the Job follows from the operation, so a repeated signal creates no second Job.
 //! The pod names its node, so it needs no scheduler and no taint keeps it away.
 
+use contract::findings::Findings;
+use contract::names;
 use jiff::SignedDuration;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -66,17 +68,23 @@ impl Default for GenericConfig {
 impl GenericConfig {
     /// Checks for errors that would show only at the first reboot. `timeout` is the longest one
     /// of all actions: a Job that is deleted earlier would not be recognised.
-    pub fn check(&self, timeout: SignedDuration) -> Result<(), String> {
+    pub(super) fn check(&self, timeout: SignedDuration, findings: &mut Findings<'_>) {
         if self.image.trim().is_empty() {
-            return Err("image is empty".to_owned());
+            findings.at_key("generic.image", "it is empty");
         }
         if i64::from(self.job_ttl_seconds) < timeout.as_secs() {
             let (ttl, timeout) = (self.job_ttl_seconds, timeout.as_secs());
-            return Err(format!(
-                "jobTtlSeconds is {ttl}; it has to be {timeout} at least, the longest timeout"
-            ));
+            let what =
+                format!("it is {ttl}, and has to be {timeout} at least, the longest timeout");
+            findings.at_key("generic.jobTtlSeconds", what);
         }
-        Ok(())
+        if !self.namespace.is_empty() {
+            findings.check("generic.namespace", names::dns_label(&self.namespace));
+        }
+        for (at, secret) in self.image_pull_secrets.iter().enumerate() {
+            let path = format!("generic.imagePullSecrets[{at}]");
+            findings.check(&path, names::object_name(secret));
+        }
     }
 
     /// Returns the Job that reboots a node.

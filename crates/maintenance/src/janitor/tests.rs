@@ -26,7 +26,7 @@ fn config(more: &str) -> JanitorConfig {
     let text = format!(
         "global:\n  timeout: 25m\n  cspProviderHost: provider:50051\n  cspProviderInsecure: true\n{more}"
     );
-    JanitorConfig::parse(&text).unwrap()
+    JanitorConfig::parse(&text, "j").unwrap()
 }
 
 /// Returns an object as in the API server.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use contract::findings::Findings;
 use serde::Deserialize;
 
 /// Placeholder of the node's name in an address.
@@ -37,11 +38,11 @@ impl RedfishConfig {
         !self.address.is_empty() || !self.addresses.is_empty()
     }
 
-    /// Appends all errors in these settings.
-    pub fn check(&self, wrong: &mut Vec<String>) {
+    /// Records everything that is wrong with these settings.
+    pub(in crate::janitor) fn check(&self, findings: &mut Findings<'_>) {
         if !self.is_used() {
             if *self != Self::default() {
-                wrong.push("redfish.address is missing: the address of the BMCs".to_owned());
+                findings.at_key("redfish.address", "it is missing: the address of the BMCs");
             }
             return;
         }
@@ -53,32 +54,28 @@ impl RedfishConfig {
         for (key, address) in pattern.into_iter().chain(own) {
             checked |= address.starts_with("https://");
             if !is_address(&address.replace(NODE, "node")) {
-                wrong.push(format!(
-                    "{key} is {address:?}; https://HOST, https://HOST:PORT or the same with http belongs here"
-                ));
+                let wanted = "write https://HOST, https://HOST:PORT or the same with http";
+                findings.refuse(&key, wanted);
             }
         }
         if !self.address.is_empty() && !self.address.contains(NODE) {
-            wrong.push(format!(
-                "redfish.address is {:?}, the same for each node; it needs {NODE} in the place of the name",
-                self.address
-            ));
+            let wanted =
+                format!("that is the same for each node; write {NODE} in the place of the name");
+            findings.refuse("redfish.address", wanted);
         }
         if checked && self.authority.is_empty() && !self.insecure_skip_verify {
-            wrong.push(
-                "redfish.caPath is missing: name the file of the authorities that the certificates of BMCs \
-                 are checked against, or set insecureSkipVerify"
-                    .to_owned(),
-            );
+            let what = "it is missing: name the file of the authorities that the certificates of \
+                        BMCs are checked against, or set insecureSkipVerify";
+            findings.at_key("redfish.caPath", what);
         }
         if self.username_path.is_empty() != self.password_path.is_empty() {
-            wrong.push("redfish.usernamePath and passwordPath belong together".to_owned());
+            findings.at_key("redfish", "usernamePath and passwordPath belong together");
         }
         if !self.system.is_empty() && !is_path(&self.system) {
-            wrong.push(format!(
-                "redfish.system is {:?}; a path such as /redfish/v1/Systems/1 belongs here",
-                self.system
-            ));
+            findings.refuse(
+                "redfish.system",
+                "write a path such as /redfish/v1/Systems/1",
+            );
         }
     }
 

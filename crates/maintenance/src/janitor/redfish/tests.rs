@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::janitor::{Class, ProviderFailure};
+use crate::janitor::{Class, JanitorConfig, ProviderFailure};
 
 fn at(text: &str) -> Timestamp {
     text.parse().unwrap()
@@ -99,7 +99,7 @@ fn a_log_tells_of_boots_and_of_what_was_wrong() {
             include_str!("tests/iml-hpe.json"),
             Some("2026-11-19T23:40:02Z"),
             vec![
-                "Uncorrectable Machine Check Exception (Processor 1, APIC ID 0x00000010, Bank 0x0000000D)",
+                "Uncorrectable ComputerSystem Check Exception (Processor 1, APIC ID 0x00000010, Bank 0x0000000D)",
             ],
         ),
         (
@@ -212,11 +212,10 @@ fn only_a_witness_says_that_a_machine_was_reset_or_not() {
     }
 }
 
-fn wrong(config: &str) -> Vec<String> {
-    let config: RedfishConfig = serde_saphyr::from_str(config).unwrap();
-    let mut wrong = Vec::new();
-    config.check(&mut wrong);
-    wrong
+fn wrong(config: &str) -> String {
+    let text = format!("redfish:\n  {}\n", config.trim_end().replace('\n', "\n  "));
+    let error = JanitorConfig::parse(&text, "j").err();
+    error.map(|error| error.to_string()).unwrap_or_default()
 }
 
 #[test]
@@ -227,25 +226,28 @@ fn a_configuration_says_what_is_wrong_with_it() {
         "address: http://{node}.bmc:8000/\n",
         "addresses: {gpu-1: 'https://[fd00::7]:8443'}\ninsecureSkipVerify: true\nusernamePath: /u\npasswordPath: /p\n",
     ] {
-        assert_eq!(wrong(good), Vec::<String>::new(), "{good}");
+        assert_eq!(wrong(good), "", "{good}");
     }
     for (bad, part) in [
-        ("caPath: /ca.crt", "redfish.address is missing"),
-        ("address: http://bmc", "the same for each node"),
+        ("caPath: /ca.crt", "j:1: redfish.address: it is missing"),
+        (
+            "address: http://bmc",
+            "redfish.address is http://bmc; that is the same for each node",
+        ),
         ("address: '{node}-bmc'", "https://HOST"),
         ("address: 'http://{node}/redfish/v1'", "https://HOST"),
         ("addresses: {a: ftp://b}", "redfish.addresses.a is"),
-        ("address: 'https://{node}'", "redfish.caPath is missing"),
+        ("address: 'https://{node}'", "redfish.caPath: it is missing"),
         (
             "address: 'http://{node}'\nusernamePath: /u",
             "belong together",
         ),
         (
             "address: 'http://{node}'\nsystem: Systems/1",
-            "redfish.system is",
+            "j:3: redfish.system is Systems/1; write a path",
         ),
     ] {
-        let wrong = wrong(bad).join("\n");
+        let wrong = wrong(bad);
         assert!(wrong.contains(part), "{bad}: {wrong}");
     }
 }

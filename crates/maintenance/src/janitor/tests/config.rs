@@ -1,5 +1,7 @@
 //! The configuration file: NVSentinel's loads unchanged, and errors are reported.
 
+use contract::findings::MAX_FILE_BYTES;
+
 use super::*;
 
 /// As NVSentinel's chart renders it.
@@ -50,7 +52,7 @@ gpuResetController:
 
 #[test]
 fn nvsentinels_file_is_read_unchanged() {
-    let config = JanitorConfig::parse(CHART).unwrap();
+    let config = JanitorConfig::parse(CHART, "j").unwrap();
     let tls = |host: &str| ProviderPlace::Tls {
         host: host.to_owned(),
         authority: "/etc/nvsentinel/janitor/csp-ca/ca.crt".to_owned(),
@@ -89,7 +91,7 @@ fn nvsentinels_file_is_read_unchanged() {
 
 #[test]
 fn resets_are_signalled_only_where_their_own_host_is_named() {
-    let read = |text: &str| JanitorConfig::parse(text).unwrap();
+    let read = |text: &str| JanitorConfig::parse(text, "j").unwrap();
     let global = "global: {cspProviderHost: \"all:1\", cspProviderInsecure: true}\n";
     let image = "resetJob: {imageConfig: {image: i}}";
     let config = read(&format!("{global}gpuResetController: {{{image}}}"));
@@ -103,17 +105,14 @@ fn resets_are_signalled_only_where_their_own_host_is_named() {
     let off = format!("{global}gpuResetController: {{{own}, enabled: false}}");
     let config = read(&off);
     assert!(config.resets.is_none() && config.reset_provider.is_none());
-    let wrong = JanitorConfig::parse("gpuResetController: {cspProviderHost: own}");
-    assert!(
-        wrong
-            .unwrap_err()
-            .contains("gpuResetController: cspProviderHost")
-    );
+    let wrong = JanitorConfig::parse("gpuResetController: {cspProviderHost: own}", "j");
+    let expected = "j:1: gpuResetController.cspProviderHost is own; write HOST:PORT";
+    assert_eq!(wrong.unwrap_err().to_string(), expected);
 }
 
 #[test]
 fn without_a_host_the_generic_provider_reboots_after_half_an_hour_at_most() {
-    let config = JanitorConfig::parse("generic: {namespace: ops, useSysrq: true}").unwrap();
+    let config = JanitorConfig::parse("generic: {namespace: ops, useSysrq: true}", "j").unwrap();
     let rules = config.rules(Action::Reboot).unwrap();
     assert_eq!(
         (&rules.provider, rules.timeout.as_mins()),
@@ -125,44 +124,61 @@ fn without_a_host_the_generic_provider_reboots_after_half_an_hour_at_most() {
 #[test]
 fn what_is_wrong_is_said() {
     let table = [
-        ("global: {timeOut: 1m}", "timeOut"),
-        ("rebootNodeController: {nodes: {}}", "nodes"),
-        ("global: {timeout: soon}", "global.timeout is \"soon\""),
-        ("global: {timeout: 25h}", "a time of at most 24h"),
+        (
+            "\nglobal:\n  timeOut: 1m",
+            "j:3: unknown key 'global.timeOut'; did you mean 'timeout'?",
+        ),
+        (
+            "rebootNodeController: {nodes: {}}",
+            "j:1: unknown key 'rebootNodeController.nodes'; there is enabled, timeout, manualMode,",
+        ),
+        (
+            "\ngeneric:\n  useSysrq: maybe",
+            "j:3: generic.useSysrq is maybe; write true or false",
+        ),
+        (
+            "\nglobal: {timeout: soon}",
+            "j:2: global.timeout is soon; write a duration above zero such as 90s, 3m or 1h, at most 24h",
+        ),
+        ("global: {timeout: 25h}", "j:1: global.timeout is 25h; "),
         (
             "rebootNodeController: {timeout: -1m}",
-            "rebootNodeController.timeout",
+            "j:1: rebootNodeController.timeout is -1m; ",
         ),
         (
             "global: {cspProviderHost: \"a:1\"}",
-            "cspProviderCAPath is not",
+            "j:1: global.cspProviderCAPath: global.cspProviderHost is named, and this is not",
         ),
         (
             "global: {cspProviderHost: a, cspProviderInsecure: true}",
-            "HOST:PORT belongs here",
+            "j:1: global.cspProviderHost is a; write HOST:PORT",
         ),
         (
             "global: {cspProviderHost: \"http://a:1\", cspProviderInsecure: true}",
-            "HOST:PORT belongs here",
+            "j:1: global.cspProviderHost is \"http://a:1\"; write HOST:PORT",
         ),
         (
             "global: {nodes: {exclusions: [{}]}}",
-            "exclusions[0]: it is empty",
+            "j:1: global.nodes.exclusions[0]: it is empty",
         ),
         (
             "global: {nodes: {exclusions: [{matchExpressions: [{key: a, operator: Like}]}]}}",
-            "the operator is \"Like\"",
+            "j:1: global.nodes.exclusions[0]: the operator is \"Like\"",
         ),
-        ("generic: {image: \" \"}", "generic.image is empty"),
+        ("generic: {image: \" \"}", "j:1: generic.image: it is empty"),
         (
-            "generic: {jobTtlSeconds: 60}",
-            "generic.jobTtlSeconds is 60",
+            "\ngeneric: {jobTtlSeconds: 60}",
+            "j:2: generic.jobTtlSeconds: it is 60, and has to be 1800 at least",
         ),
+        (
+            "gpuResetController: {enabled: true, serviceManager: {name: gpu-operater}}",
+            "j:1: gpuResetController.resetJob.imageConfig.image: it is missing: the image of the Job\n\
+             j:1: gpuResetController.serviceManager.name is gpu-operater; did you mean 'gpu-operator'?",
+        ),
+        (&"#".repeat(MAX_FILE_BYTES + 1), "j:1: it has 1048577 bytes"),
     ];
     for (text, expected) in table {
-        let error = JanitorConfig::parse(text).unwrap_err();
-        assert!(error.contains(expected), "{text}: {error}");
+        let error = JanitorConfig::parse(text, "j").unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{text}: {error}");
     }
-    let long = "#".repeat(MAX_CONFIG_BYTES + 1);
-    assert!(JanitorConfig::parse(&long).unwrap_err().contains("bytes"));
 }
