@@ -54,8 +54,8 @@ impl JanitorSettings {
         let ttl = args.janitor_ttl.as_deref().unwrap_or(TTL);
         let ttl = amount::duration("--janitor-ttl", ttl)?;
         let validation = args.validation_config.as_deref().map(|path| {
-            parsed("--validation-config", path, |text, _| {
-                ValidationConfiguration::parse(text, |path| std::fs::read_to_string(path))
+            parsed("--validation-config", path, |text, source| {
+                ValidationConfiguration::parse(text, source, |path| std::fs::read_to_string(path))
             })
         });
         Ok(Some(Self {

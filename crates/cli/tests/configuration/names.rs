@@ -43,7 +43,9 @@ fn janitor(text: &str) -> Result<(), String> {
 
 fn validation(text: &str) -> Result<(), String> {
     let read = |_: &str| Err(std::io::Error::from(std::io::ErrorKind::NotFound));
-    ValidationConfiguration::parse(text, read).map(drop)
+    ValidationConfiguration::parse(text, "f", read)
+        .map(drop)
+        .map_err(|error| error.to_string())
 }
 
 fn metadata(text: &str) -> Result<(), String> {
@@ -193,28 +195,28 @@ fn places() -> Vec<(Read, String, &'static str, Vec<&'static str>, &'static str)
             gate("cordon: {remove: true, labelPrefix: '@'}"),
             "example.com/",
             vec!["bad prefix!/"],
-            "line 3: schedulingGate.cordon.labelPrefix: ",
+            "f:3: schedulingGate.cordon.labelPrefix: ",
         ),
         (
             validation,
             gate("taints: [{key: '@', effect: NoSchedule, remove: true}]"),
             "example.com/new",
             of(&KEYS),
-            "line 3: schedulingGate.taints[0].key: ",
+            "f:3: schedulingGate.taints[0].key: ",
         ),
         (
             validation,
             gate("taints: [{key: a, value: '@', effect: NoSchedule}]"),
             "x",
             of(&VALUES),
-            "line 3: schedulingGate.taints[0].value: ",
+            "f:3: schedulingGate.taints[0].value: ",
         ),
         (
             validation,
             gate("taints: [{key: a, effect: '@', remove: true}]"),
             "NoExecute",
             vec!["Evict", ""],
-            "schedulingGate.taints[0].effect: ",
+            "f:3: schedulingGate.taints[0].effect: ",
         ),
         (
             metadata,

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use contract::findings;
-use contract::names::{self, WrongName};
+use contract::findings::{FileError, Findings, Format};
+use contract::names;
 use jiff::SignedDuration;
 use model::node::Taint;
 use policy::Criterion;
@@ -14,15 +14,13 @@ use serde_json::{Value, json};
 
 use super::cluster_view::Readiness;
 
-/// Largest file, in bytes: as large as a `ConfigMap` can be.
-const MAX_BYTES: usize = 1024 * 1024;
 /// Default limit on groups that run at the same time.
 const GROUPS: usize = 3;
 /// Default and maximum time limit of an attempt, in seconds.
-const TIMEOUT: u64 = 1800;
-const LONGEST_TIMEOUT: u64 = 7 * 24 * 3600;
+const TIMEOUT: i64 = 1800;
+const LONGEST_TIMEOUT: i64 = 7 * 24 * 3600;
 /// Most retries of a group.
-const MOST_RETRIES: u32 = 100;
+const MOST_RETRIES: i64 = 100;
 /// Taint of a cordon, which all tests tolerate.
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
@@ -172,7 +170,7 @@ struct ProviderKeys {
     supports_test_batching: bool,
     #[serde(default)]
     retries: u32,
-    timeout_seconds: Option<u64>,
+    timeout_seconds: Option<i64>,
     successful_condition: Condition,
     failed_condition: Condition,
 }
@@ -215,40 +213,24 @@ pub(super) struct Run<'a> {
 // === impl ValidationConfiguration ===
 
 impl ValidationConfiguration {
-    /// Parses a configuration. `read` reads the file of a template. The error lists all
-    /// findings, one per line.
+    /// Parses a configuration. `source` names the file in errors, which list everything that is
+    /// wrong; `read` reads the file of a template.
     pub fn parse(
         text: &str,
+        source: &str,
         read: impl Fn(&str) -> std::io::Result<String>,
-    ) -> Result<Self, String> {
-        if text.len() > MAX_BYTES {
-            let found = text.len();
-            return Err(format!(
-                "it has {found} bytes, at most {MAX_BYTES} are taken"
-            ));
-        }
-        let wrong = |error: serde_saphyr::Error| error.to_string();
-        let whole: Value = serde_saphyr::from_str(text).map_err(wrong)?;
-        let file = match whole.get("spec") {
-            Some(_) => serde_saphyr::from_str::<Wrapper>(text).map_err(wrong)?.spec,
-            None => serde_saphyr::from_str::<File>(text).map_err(wrong)?,
-        };
-        let mut wrong = Vec::new();
-        for (key, checked) in file.scheduling_gate.names() {
-            if let Err(error) = checked {
-                let line = findings::on_line_with(text, &error.text);
-                wrong.push(format!("{line}schedulingGate.{key}: {error}"));
-            }
-        }
-        let config = file.config(read, &mut wrong);
-        if wrong.is_empty() {
-            config.try_out(&mut wrong);
-        }
-        if wrong.is_empty() {
-            Ok(config)
+    ) -> Result<Self, FileError> {
+        let mut findings = Findings::new(text, source, Format::Yaml)?;
+        let file = if findings.within("spec") {
+            findings.parse::<Wrapper>()?.spec
         } else {
-            Err(wrong.join("\n"))
+            findings.parse::<File>()?
+        };
+        let config = file.config(read, &mut findings);
+        if findings.count() == 0 {
+            config.try_out(&mut findings);
         }
+        findings.result(config)
     }
 
     /// Returns the test of this name and its provider.
@@ -340,7 +322,7 @@ impl ValidationConfiguration {
     }
 
     /// Renders each test once with plausible values.
-    fn try_out(&self, wrong: &mut Vec<String>) {
+    fn try_out(&self, findings: &mut Findings<'_>) {
         for (name, test) in &self.tests {
             let Some(provider) = self.providers.get(&test.provider) else {
                 continue;
@@ -355,12 +337,9 @@ impl ValidationConfiguration {
                     tests: std::slice::from_ref(name),
                 },
             );
-            if let Err(error) = rendered {
-                wrong.push(format!(
-                    "tests.{name}: the template of {}: {error}",
-                    test.provider
-                ));
-            }
+            let rendered =
+                rendered.map_err(|error| format!("the template of {}: {error}", test.provider));
+            findings.check(&format!("tests.{name}"), rendered);
         }
     }
 }
@@ -371,14 +350,15 @@ impl File {
     fn config(
         self,
         read: impl Fn(&str) -> std::io::Result<String>,
-        wrong: &mut Vec<String>,
+        findings: &mut Findings<'_>,
     ) -> ValidationConfiguration {
-        let readiness = self.readiness_criteria.into_iter().filter_map(|one| {
-            let compiled = Criterion::compile(&one.expression);
-            let compiled = compiled.map_err(|error| {
-                wrong.push(format!("readinessCriteria {}: {error}", one.name));
-            });
-            Some((one.name, compiled.ok()?))
+        self.scheduling_gate.check(findings);
+        let criteria = self.readiness_criteria.into_iter().enumerate();
+        let readiness = criteria.filter_map(|(at, NamedExpression { name, expression })| {
+            let compiled = Criterion::compile(&expression);
+            let compiled = compiled.map_err(|error| format!("{name}: {error}"));
+            let path = format!("readinessCriteria[{at}].expression");
+            Some((name, findings.check(&path, compiled)?))
         });
         let readiness = readiness.collect();
         let (folder, templates) = (self.template_mount_path, self.templates);
@@ -395,44 +375,48 @@ impl File {
                 let template = Template::parse_validation(&text);
                 template.map_err(|error| format!("{}:{error}", keys.template_file))
             });
-            match template.and_then(|template| keys.provider(template)) {
-                Ok(provider) => drop(providers.insert(name, provider)),
-                Err(why) => wrong.push(format!("providers.{name}: {why}")),
-            }
+            let template = findings.check(&format!("providers.{name}.templateFile"), template);
+            providers.insert(name.clone(), keys.provider(&name, template, findings));
         }
         for (name, test) in &self.tests {
+            let path = format!("tests.{name}");
             let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
             if name.is_empty() || !name.chars().all(allowed) || name.starts_with('-') {
-                wrong.push(format!(
-                    "tests.{name}: names of objects begin with it: small letters, digits and - belong here"
-                ));
+                let what =
+                    "names of objects begin with it: small letters, digits and - belong here";
+                findings.at_key(&path, what);
             }
             let provider = &test.provider;
             if !providers.contains_key(provider) {
-                wrong.push(format!("tests.{name}: there is no provider {provider:?}"));
+                findings.at_key(&path, format_args!("there is no provider {provider:?}"));
             }
             if !test.supports_batching_nodes && test.minimum_nodes_per_batch > 1 {
-                wrong.push(format!(
-                    "tests.{name}: minimumNodesPerBatch is {}, and supportsBatchingNodes is false: it \
-                     would never run",
-                    test.minimum_nodes_per_batch
-                ));
+                let wanted = "that is above 1, and supportsBatchingNodes is false: the test would \
+                              never run";
+                findings.refuse(&format!("{path}.minimumNodesPerBatch"), wanted);
             }
         }
-        for name in &self.default_tests {
+        for (at, name) in self.default_tests.iter().enumerate() {
             if !self.tests.contains_key(name) {
-                wrong.push(format!("defaultTests: there is no test {name:?}"));
+                let what = format!("there is no test {name:?}");
+                findings.at_key(&format!("defaultTests[{at}]"), what);
             }
         }
         let max_groups = self.max_concurrent_groups.unwrap_or(GROUPS);
         if max_groups == 0 {
-            wrong.push("maxConcurrentGroups is 0, and no test would ever run".to_owned());
+            findings.refuse(
+                "maxConcurrentGroups",
+                "no test would ever run; write 1 or more",
+            );
         }
+        let providers = providers.into_iter();
         ValidationConfiguration {
             default_tests: self.default_tests,
             readiness,
             max_groups,
-            providers,
+            providers: providers
+                .filter_map(|(name, one)| Some((name, one?)))
+                .collect(),
             tests: self.tests,
             gate: self.scheduling_gate.gate(),
             has_new_node_rules: self.new_node_validation.is_some_and(|keys| !keys.is_null()),
@@ -443,38 +427,41 @@ impl File {
 // === impl ProviderKeys ===
 
 impl ProviderKeys {
-    fn provider(self, template: Template) -> Result<Provider, String> {
-        let timeout = self.timeout_seconds.unwrap_or(TIMEOUT);
-        if timeout == 0 || timeout > LONGEST_TIMEOUT {
-            return Err(format!(
-                "timeoutSeconds is {timeout}; 1 to {LONGEST_TIMEOUT} belong here"
-            ));
-        }
-        if self.retries > MOST_RETRIES {
-            let retries = self.retries;
-            return Err(format!(
-                "retries is {retries}; at most {MOST_RETRIES} are taken"
-            ));
-        }
+    fn provider(
+        self,
+        name: &str,
+        template: Option<Template>,
+        findings: &mut Findings<'_>,
+    ) -> Option<Provider> {
+        let path = |key: &str| format!("providers.{name}.{key}");
+        let timeout = Some(self.timeout_seconds.unwrap_or(TIMEOUT));
+        let timeout = findings.whole(
+            &path("timeoutSeconds"),
+            timeout,
+            1..=LONGEST_TIMEOUT,
+            " of seconds",
+        );
+        let retries = Some(i64::from(self.retries));
+        findings.whole(&path("retries"), retries, 0..=MOST_RETRIES, "")?;
         for (key, one) in [
             ("successfulCondition", &self.successful_condition),
             ("failedCondition", &self.failed_condition),
         ] {
             if one.kind.is_empty() || one.status.is_empty() {
-                return Err(format!("{key} lacks its type or its status"));
+                findings.at_key(&path(key), "it lacks its type or its status");
             }
         }
-        Ok(Provider {
+        Some(Provider {
             group: self.api_group,
             version: self.version,
             kind: self.kind,
             plural: self.resource,
             supports_test_batching: self.supports_test_batching,
             retries: self.retries,
-            timeout: SignedDuration::from_secs(timeout.try_into().unwrap_or(i64::MAX)),
+            timeout: SignedDuration::from_secs(timeout?),
             succeeded: self.successful_condition,
             failed: self.failed_condition,
-            template,
+            template: template?,
         })
     }
 }
@@ -482,27 +469,19 @@ impl ProviderKeys {
 // === impl GateKeys ===
 
 impl GateKeys {
-    /// Returns the names to be written on nodes, by key, with the result of their validation.
-    fn names(&self) -> Vec<(String, Result<(), WrongName>)> {
+    /// Checks the names that would be written on nodes.
+    fn check(&self, findings: &mut Findings<'_>) {
         let prefix = names::label_prefix(&self.cordon.label_prefix);
-        let mut names = vec![("cordon.labelPrefix".to_owned(), prefix)];
+        findings.check("schedulingGate.cordon.labelPrefix", prefix);
         for (at, taint) in self.taints.iter().enumerate() {
+            let path = |key: &str| format!("schedulingGate.taints[{at}].{key}");
+            findings.check(&path("key"), names::label_key(&taint.key));
+            findings.check(&path("value"), names::label_value(&taint.value));
             // Without an effect, a taint stands for all effects, and cannot be removed.
-            let any = taint.effect.is_empty() && !taint.remove;
-            let effect = if any {
-                Ok(())
-            } else {
-                names::taint_effect(&taint.effect)
-            };
-            for (key, checked) in [
-                ("key", names::label_key(&taint.key)),
-                ("value", names::label_value(&taint.value)),
-                ("effect", effect),
-            ] {
-                names.push((format!("taints[{at}].{key}"), checked));
+            if !taint.effect.is_empty() || taint.remove {
+                findings.check(&path("effect"), names::taint_effect(&taint.effect));
             }
         }
-        names
     }
 
     fn gate(self) -> Gate {

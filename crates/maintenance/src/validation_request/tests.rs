@@ -66,7 +66,8 @@ spec:
 "#;
 
 fn config() -> ValidationConfiguration {
-    ValidationConfiguration::parse(CONFIG, |_| Err(std::io::ErrorKind::NotFound.into())).unwrap()
+    let none = |_: &str| Err(std::io::ErrorKind::NotFound.into());
+    ValidationConfiguration::parse(CONFIG, "f", none).unwrap()
 }
 
 fn start() -> Timestamp {

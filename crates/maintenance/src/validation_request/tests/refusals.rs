@@ -145,23 +145,27 @@ fn what_is_wrong_in_the_file_is_said() {
         (
             "defaultTests: [diag]",
             "defaultTests: [other]",
-            "defaultTests: there is no test \"other\"",
+            "f:14: spec.defaultTests[0]: there is no test \"other\"",
         ),
         (
             "provider: jobs",
             "provider: none",
-            "tests.diag: there is no provider \"none\"",
+            "spec.tests.diag: there is no provider \"none\"",
         ),
         (
             "maxConcurrentGroups: 2",
             "maxConcurrentGroups: 0",
-            "no test would ever run",
+            "f:15: spec.maxConcurrentGroups is 0; no test would ever run",
         ),
-        ("retries: 1,", "retries: 1000,", "at most 100 are taken"),
+        (
+            "retries: 1,",
+            "retries: 1000,",
+            "spec.providers.jobs.retries is 1000; write a whole number from 0 to 100",
+        ),
         (
             "timeoutSeconds: 600",
             "timeoutSeconds: 0",
-            "1 to 604800 belong here",
+            "spec.providers.jobs.timeoutSeconds is 0; write a whole number of seconds from 1 to 604800",
         ),
         ("kind: Gang\n", "kind: Other\n", "is not a Gang of x/v1"),
         ("{{.Image}}", "{{.Picture}}", "there is no field Picture"),
@@ -171,26 +175,42 @@ fn what_is_wrong_in_the_file_is_said() {
             "/no.yaml cannot be read",
         ),
         ("quantity(", "amount(", "there is no function 'amount'"),
-        ("spec:\n  sched", "spec:\n  other: 1\n  sched", "other"),
+        (
+            "spec:\n  sched",
+            "spec:\n  other: 1\n  sched",
+            "unknown key 'spec.other'; there is defaultTests, ",
+        ),
+        (
+            "retries: 1,",
+            "retries: some,",
+            "spec.providers.jobs.retries is some; write a whole number",
+        ),
         (
             "type: Complete",
             "type: ''",
-            "successfulCondition lacks its type",
+            "spec.providers.jobs.successfulCondition: it lacks its type",
         ),
         (
             "minimumNodesPerBatch: 1,",
             "minimumNodesPerBatch: 0, x: 1,",
-            "unknown field",
+            "unknown key 'spec.tests.loopback.x'; there is provider, image, ",
         ),
         (
             "diag: {provider",
             "diag: {minimumNodesPerBatch: 2, provider",
-            "it would never run",
+            "spec.tests.diag.minimumNodesPerBatch is 2; that is above 1, and supportsBatchingNodes",
         ),
     ] {
         assert!(CONFIG.contains(from), "{from}");
-        let error =
-            ValidationConfiguration::parse(&CONFIG.replacen(from, to, 1), read).expect_err(to);
-        assert!(error.contains(why), "{to}: {error}");
+        let text = CONFIG.replacen(from, to, 1);
+        let error = ValidationConfiguration::parse(&text, "f", read).expect_err(to);
+        let error = error.to_string();
+        assert!(
+            error.starts_with("f:") && error.contains(why),
+            "{to}: {error}"
+        );
     }
+    let large = "#".repeat(contract::findings::MAX_FILE_BYTES + 1);
+    let error = ValidationConfiguration::parse(&large, "f", read).expect_err("too large");
+    assert!(error.to_string().starts_with("f:1: it has 1048577 bytes"));
 }
