@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use contract::names::{self, WrongName};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 /// Longest selector, in bytes: more than a person would write.
 pub const MAX_SELECTOR_BYTES: usize = 16 * 1024;
@@ -20,8 +20,10 @@ pub struct LabelSelector(Vec<Requirement>);
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct SelectorObject {
     /// Required values, by label key.
+    #[serde(deserialize_with = "nullable")]
     pub match_labels: BTreeMap<String, String>,
     /// Requirements in addition to the values.
+    #[serde(deserialize_with = "nullable")]
     pub match_expressions: Vec<MatchExpression>,
 }
 
@@ -34,7 +36,7 @@ pub struct MatchExpression {
     /// `In`, `NotIn`, `Exists` or `DoesNotExist`.
     pub operator: String,
     /// Values for `In` and `NotIn`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     pub values: Vec<String>,
 }
 
@@ -144,6 +146,13 @@ impl FromStr for LabelSelector {
         }
         Ok(Self(requirements))
     }
+}
+
+/// Reads a list or a map that may be null, as in Kubernetes.
+fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
+    Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
 // === impl SelectorObject ===

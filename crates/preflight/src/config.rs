@@ -15,11 +15,11 @@ mod valid;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use jiff::SignedDuration;
-use serde::{Deserialize, Deserializer, de};
+use serde::Deserialize;
 use serde_json::Value;
 
-use contract::findings::on_line_with;
+use contract::findings::{FileError, Findings, Format};
+use contract::names;
 
 pub use container::CheckContainer;
 pub use discovery::{Discovery, MinCount, PodGroups, Resource};
@@ -27,13 +27,11 @@ pub use discovery::{Discovery, MinCount, PodGroups, Resource};
 use policy::glob::Glob;
 
 use keys::{
-    CONFIG_MAP, GANG_TIMEOUT, Keys, Placement, ResourceMode, Strategy, Wrapped, is_wrapped,
+    CONFIG_MAP, GANG_TIMEOUT, Keys, Placement, ResourceMode, Strategy, Time, WRAPPERS, Wrapped,
 };
 
 use crate::topology::Topologies;
 
-/// Largest configuration in bytes: the most that a `ConfigMap` can hold.
-pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
 /// Most checks. Each adds a container to every pod that gets it, and etcd stores at most 1.5 MB
 /// per object.
 pub const MAX_CHECKS: usize = 32;
@@ -69,16 +67,6 @@ const EXCLUDED_NAMESPACES: [&str; 4] = [
     "kube-public",
     "kube-node-lease",
 ];
-/// Error for a configuration that cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{place}: {what}")]
-pub struct ConfigError {
-    /// Path of the file, or name of the object.
-    pub place: String,
-    /// Description of the problem, and what to do.
-    pub what: String,
-}
-
 /// Configuration of the webhook: the checks, the pods that get them, and what they inherit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -235,56 +223,50 @@ const IGNORE_UNKNOWN: &str = "ignoreUnknownChecks: true has no effect: a pod who
 // === impl Config ===
 
 impl Config {
-    /// Parses a configuration. `place` names it in errors.
-    pub fn parse(text: &str, place: &str) -> Result<Self, ConfigError> {
-        let wrong = |what: String| ConfigError {
-            place: place.to_owned(),
-            what,
+    /// Parses a configuration. `source` names the file in errors, which list everything that is
+    /// wrong.
+    pub fn parse(text: &str, source: &str) -> Result<Self, FileError> {
+        let mut findings = Findings::new(text, source, Format::Yaml)?;
+        let keys = if WRAPPERS.iter().any(|key| findings.within(key)) {
+            Some(findings.parse::<Wrapped>()?.keys)
+        } else {
+            findings.parse()?
         };
-        if text.len() > MAX_CONFIG_BYTES {
-            let found = text.len();
-            return Err(wrong(format!(
-                "has {found} bytes, at most {MAX_CONFIG_BYTES} are read"
-            )));
-        }
-        let read: Value = from_yaml(text).map_err(&wrong)?;
-        let keys = match read {
-            // An empty file is a configuration without keys.
-            Value::Null => from_yaml("{}"),
-            Value::Object(keys) if is_wrapped(&keys) => {
-                from_yaml::<Wrapped>(text).map(|wrapped| wrapped.keys)
-            }
-            _ => from_yaml(text),
+        // An empty file is a configuration without keys.
+        let keys = match keys {
+            Some(keys) => keys,
+            None => Findings::new("{}", source, Format::Yaml)?.parse()?,
         };
-        let config = Self::from_keys(keys.map_err(&wrong)?).map_err(&wrong)?;
-        let mut names = valid::names(&config).into_iter();
-        if let Some((key, error)) = names.find_map(|(key, checked)| Some((key, checked.err()?))) {
-            let line = on_line_with(text, &error.text);
-            return Err(wrong(format!("{line}{key}: {error}")));
-        }
-        Ok(config)
+        let config = Self::from_keys(keys, &mut findings);
+        findings.result(config)
     }
 
-    fn from_keys(keys: Keys) -> Result<Self, String> {
-        let older = keys.older;
-        let is_values = chart::is_values(&keys.rest)?;
+    fn from_keys(keys: Keys, findings: &mut Findings<'_>) -> Self {
+        let is_values = chart::is_values(&keys.rest, findings);
         // In a chart's values, `image` is the webhook's image, which contains no checks.
         let image = keys.image.filter(|image| !image.is_null() && !is_values);
-        let image = image.map(container::Image::deserialize).transpose();
-        let image = image.map_err(|error| format!("image: {error}"))?;
+        let image = image.and_then(|image| {
+            let image = container::Image::deserialize(image);
+            if image.is_err() {
+                findings.refuse("image", "write its name, or `repository` and `tag`");
+            }
+            image.ok()
+        });
+        let mut checks = Vec::new();
         if is_values && keys.init_containers.is_none() && keys.checks.is_none() {
-            return Err(
-                "initContainers is missing: these are values of a chart, whose own list of checks is unknown here; add it, or write a file of `image: IMAGE` alone for the checks of gpuwarden"
-                    .into(),
-            );
+            let what = "it is missing: these are values of a chart, whose own list of checks is \
+                        unknown here; add it, or write a file of `image: IMAGE` alone for the checks \
+                        of gpuwarden";
+            findings.at_key("initContainers", what);
+        } else {
+            let variables = container::Variables {
+                dcgm: &keys.dcgm,
+                nccl: &keys.nccl,
+                allreduce: &keys.nccl_allreduce_extra_env,
+            };
+            let lists = (keys.init_containers, keys.checks);
+            checks = container::checks(lists, image.as_ref(), &variables, findings);
         }
-        let checks = container::checks(
-            keys.init_containers,
-            keys.checks,
-            image.as_ref(),
-            &older,
-            &keys.nccl_allreduce_extra_env,
-        )?;
         let mut warnings = Vec::new();
         if is_values {
             warnings.extend(chart::without_tag(&checks));
@@ -294,32 +276,63 @@ impl Config {
             keys.image_pull_secrets,
             is_values,
             &mut warnings,
+            findings,
         );
         if keys.ignore_unknown_checks {
             warnings.push(IGNORE_UNKNOWN.to_owned());
         }
-        let coordination = keys.gang_coordination;
+        let mut coordination = keys.gang_coordination;
         if coordination.config_transport != CONFIG_MAP {
             let found = &coordination.config_transport;
             warnings.push(format!(
                 "gangCoordination.configTransport: {found:?} {NO_TRANSPORT}"
             ));
         }
-        let timeout = coordination.timeout.or(older.gang_timeout);
-        let gpus = older.gpu_detection.devices(
-            keys.gpu_resource_names,
+        let own = Time::read(
+            coordination.timeout.take(),
+            "gangCoordination.timeout",
+            None,
+            findings,
+        );
+        let older = Time::read(keys.gang_timeout, "gangTimeout", None, findings);
+        let timeout = own.or(older).unwrap_or(GANG_TIMEOUT);
+        let gpus = keys.gpu_detection.devices(
+            "gpuDetection",
+            ("gpuResourceNames", keys.gpu_resource_names),
             || vec!["nvidia.com/gpu".to_owned()],
             &["gpu.nvidia.com"],
+            findings,
         );
         warnings.extend(valid::parts_of_gpus(&gpus.resources));
-        let config = Self {
+        let networks = keys.network_detection.devices(
+            "networkDetection",
+            ("networkResourceNames", keys.network_resource_names),
+            network_resources,
+            &[],
+            findings,
+        );
+        valid::socket(&keys.connector_socket, findings);
+        for (list, key) in [
+            (Some(&keys.namespaces), "namespaces"),
+            (keys.exclude_namespaces.as_ref(), "excludeNamespaces"),
+        ] {
+            for (at, name) in list.into_iter().flatten().enumerate() {
+                findings.check(&format!("{key}[{at}]"), names::dns_label(name));
+            }
+        }
+        valid::selector(
+            "namespaceSelector",
+            keys.namespace_selector.as_ref(),
+            findings,
+        );
+        let object_selector = keys
+            .object_selector
+            .filter(|selector| selector.as_object().is_some_and(|keys| !keys.is_empty()));
+        valid::selector("objectSelector", object_selector.as_ref(), findings);
+        Self {
             checks,
             gpus,
-            networks: older.network_detection.devices(
-                keys.network_resource_names,
-                network_resources,
-                &[],
-            ),
+            networks,
             connector_socket: keys.connector_socket,
             processing_strategy: match keys.processing_strategy {
                 Strategy::Execute => "EXECUTE_REMEDIATION".to_owned(),
@@ -333,50 +346,34 @@ impl Config {
             mount_patterns: keys
                 .volume_mount_patterns
                 .unwrap_or_else(|| globs(&MOUNT_PATTERNS)),
-            discovery: keys.gang_discovery.discovery()?,
-            coordination: coordination.read(timeout.unwrap_or(GANG_TIMEOUT))?,
-            topologies: older.nccl_topology.read()?,
-            excluded_namespaces: older
+            discovery: keys.gang_discovery.checked(findings),
+            coordination: coordination.read(timeout, findings),
+            topologies: keys.nccl_topology.read(findings),
+            excluded_namespaces: keys
                 .exclude_namespaces
-                .unwrap_or_else(|| names(&EXCLUDED_NAMESPACES)),
+                .unwrap_or_else(|| owned(&EXCLUDED_NAMESPACES)),
             // A list of namespaces already selects them, so no label is required as well.
             namespace_selector: match keys.namespace_selector {
                 Some(selector) => selector,
-                None if older.namespaces.is_empty() => labelled(),
+                None if keys.namespaces.is_empty() => labelled(),
                 None => serde_json::json!({}),
             },
-            namespaces: older.namespaces,
-            object_selector: keys
-                .object_selector
-                .filter(|selector| selector.as_object().is_some_and(|keys| !keys.is_empty())),
-            failure_policy: older.webhook.failure_policy,
+            namespaces: keys.namespaces,
+            object_selector,
+            failure_policy: keys.webhook.failure_policy,
             gate_checks: keys.gate_checks,
             largest_container: keys.resource_mode == ResourceMode::Max,
             pod_security: keys.pod_security,
-            check_timeout: in_range("checkTimeout", keys.check_timeout)?,
-            result_cache: in_range("resultCache", keys.result_cache)?,
+            check_timeout: Time::read(keys.check_timeout, "checkTimeout", Some(&TIMES), findings),
+            result_cache: Time::read(keys.result_cache, "resultCache", Some(&TIMES), findings),
             warnings,
-        };
-        valid::check(&config)?;
-        Ok(config)
+        }
     }
 
     /// Returns the check with this name.
     pub fn check(&self, name: &str) -> Option<&CheckContainer> {
         self.checks.iter().find(|check| check.name == name)
     }
-}
-
-/// Returns `time`, or an error if the checks cannot use it.
-fn in_range(key: &str, time: Option<Duration>) -> Result<Option<Duration>, String> {
-    match time.filter(|time| !TIMES.contains(time)) {
-        Some(_) => Err(format!("{key}: write a time from 1s to 168h")),
-        None => Ok(time),
-    }
-}
-
-fn from_yaml<T: de::DeserializeOwned>(text: &str) -> Result<T, String> {
-    serde_saphyr::from_str(text).map_err(|error| error.to_string())
 }
 
 fn labelled() -> Value {
@@ -390,7 +387,7 @@ fn network_resources() -> Vec<String> {
             format!("networking.gke.io.networks/gpu-nic{card}.IP"),
         ]
     });
-    names(&NETWORK_RESOURCES)
+    owned(&NETWORK_RESOURCES)
         .into_iter()
         .chain(google)
         .collect()
@@ -400,38 +397,12 @@ fn yes() -> bool {
     true
 }
 
-fn names(names: &[&str]) -> Vec<String> {
+fn owned(names: &[&str]) -> Vec<String> {
     names.iter().copied().map(str::to_owned).collect()
 }
 
 fn globs(patterns: &[&str]) -> Vec<Glob> {
     patterns.iter().copied().map(Glob::from).collect()
-}
-
-/// Deserializes `10m`, `300s` or a number of seconds.
-fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(
-        untagged,
-        expecting = "expected a time: write 10m, 300s or a number of seconds"
-    )]
-    enum Form {
-        Seconds(u32),
-        Text(String),
-    }
-    let text = match Option::<Form>::deserialize(from)? {
-        None => return Ok(None),
-        Some(Form::Seconds(seconds)) => format!("{seconds}s"),
-        Some(Form::Text(text)) => text,
-    };
-    let read = text.parse::<SignedDuration>().ok();
-    let read = read.and_then(|read| Duration::try_from(read).ok());
-    match read.filter(|read| !read.is_zero()) {
-        Some(read) => Ok(Some(read)),
-        None => Err(de::Error::custom(format!(
-            "{text:?} is not a time; write 10m, 300s or a number of seconds"
-        ))),
-    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use contract::findings::Findings;
+use contract::names;
 use serde::Deserialize;
 
 use crate::rendezvous::Topology;
@@ -203,23 +205,24 @@ impl Default for Keys {
 }
 
 impl Keys {
-    pub(crate) fn read(self) -> Result<Topologies, String> {
+    pub(crate) fn read(self, findings: &mut Findings<'_>) -> Topologies {
+        let label = names::label_key(&self.instance_type_label);
+        findings.check("ncclTopology.instanceTypeLabel", label);
         let ours = BY_TYPE.map(|(name, file)| (name.to_owned(), file.to_owned()));
         let mut by_type = BTreeMap::new();
         for (name, file) in ours.into_iter().chain(self.instance_type_mapping) {
             if !is_name(&file) {
-                return Err(format!(
-                    "ncclTopology.instanceTypeMapping: {file:?} of {name} is not the name of a file; write one without \
-                     a directory, such as azure-ndv5.xml"
-                ));
+                let wanted = "write the name of a file without a directory, such as azure-ndv5.xml";
+                let path = format!("ncclTopology.instanceTypeMapping.{name}");
+                findings.refuse(&path, wanted);
             }
             by_type.insert(name.to_ascii_lowercase(), file);
         }
-        Ok(Topologies {
+        Topologies {
             label: self.instance_type_label,
             by_type,
             fallback: self.enable_fallback,
-        })
+        }
     }
 }
 

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use clap::ValueEnum as _;
 use contract::RecommendedAction;
+use contract::findings::MAX_FILE_BYTES;
 use diagnosis::catalog::{
     Catalog, CatalogChange, Confidence, DcgmCode, Nic, Nvlink5, Overrides, Sxid, SxidClass, Xid,
 };
+use runtime::text_file;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
@@ -79,7 +81,7 @@ pub fn load(files: &[PathBuf]) -> anyhow::Result<Catalog> {
 
 fn read(file: &Path) -> anyhow::Result<Overrides> {
     let shown = file.display().to_string();
-    let text = std::fs::read_to_string(file)
+    let text = text_file::read(file, MAX_FILE_BYTES)
         .with_context(|| format!("cannot read the catalogue file {shown}"))?;
     Ok(Overrides::parse(&text, &shown)?)
 }

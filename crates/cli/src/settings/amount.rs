@@ -1,9 +1,10 @@
 //! Parsers of the values of settings: durations, sizes, permission bits, choices and files.
 
-use std::fmt::Display;
 use std::path::Path;
 
+use contract::findings::{FileError, MAX_FILE_BYTES};
 use jiff::{SignedDuration, Span, SpanRelativeTo};
+use runtime::text_file;
 
 use super::SettingsError;
 
@@ -70,15 +71,15 @@ pub(super) fn choice<T>(
 
 /// Reads the file that a flag names, and parses its text; the second argument of `parse` is the
 /// file's name.
-pub(super) fn parsed<T, E: Display>(
+pub(super) fn parsed<T>(
     name: &'static str,
     path: &Path,
-    parse: impl FnOnce(&str, &str) -> Result<T, E>,
+    parse: impl FnOnce(&str, &str) -> Result<T, FileError>,
 ) -> Result<T, SettingsError> {
     let source = path.display().to_string();
     let wrong = |what: String| SettingsError::value(name, &source, what);
-    let text =
-        std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    let text = text_file::read(path, MAX_FILE_BYTES)
+        .map_err(|error| wrong(format!("cannot be read: {error}")))?;
     parse(&text, &source).map_err(|error| wrong(format!("is not right:\n{error}")))
 }
 

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use cluster::ConnectOptions;
 use contract::names;
-use preflight::config::{Config, ConfigError, FailurePolicy, PodSecurity};
+use preflight::config::{Config, FailurePolicy, PodSecurity};
 use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
 
+use super::amount::{self, parsed};
 use super::parts::log_format;
-use super::{DeliverySettings, SettingsError, amount, connect_options, named, namespace};
+use super::{DeliverySettings, SettingsError, connect_options, named, namespace};
 use crate::args::{DeliveryArgs, FailurePolicyArg, WebhookArgs};
 
 /// Default path of the configuration, where NVSentinel's chart mounts it.
@@ -158,29 +159,19 @@ fn delivery(
 /// the default path.
 fn preflight(file: Option<&Path>, image: Option<&str>) -> Result<Config, SettingsError> {
     let default = Path::new(CONFIG);
-    let (flag, text, place) = match (file, image) {
+    match (file, image) {
         (None, Some(image)) => {
             let text = serde_json::json!({"image": image}).to_string();
-            ("--image", text, image.to_owned())
+            Config::parse(&text, "--image")
+                .map_err(|error| SettingsError::value("--image", image, error.to_string()))
         }
-        (None, None) if !default.exists() => {
-            return Err(SettingsError::Conflict(
-                "there is no configuration: name one with --config FILE, or run the built-in checks \
-                 (preflight-dcgm-diag, preflight-nccl-loopback, preflight-nccl-allreduce) with --image IMAGE, an \
-                 image that has gpuwarden in its PATH",
-            ));
-        }
-        (file, _) => {
-            let path = file.unwrap_or(default);
-            let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read {
-                path: path.to_owned(),
-                source,
-            })?;
-            ("--config", text, path.display().to_string())
-        }
-    };
-    Config::parse(&text, &place)
-        .map_err(|ConfigError { place, what }| SettingsError::value(flag, place, what))
+        (None, None) if !default.exists() => Err(SettingsError::Conflict(
+            "there is no configuration: name one with --config FILE, or run the built-in checks \
+             (preflight-dcgm-diag, preflight-nccl-loopback, preflight-nccl-allreduce) with --image IMAGE, an \
+             image that has gpuwarden in its PATH",
+        )),
+        (file, _) => parsed("--config", file.unwrap_or(default), Config::parse),
+    }
 }
 
 fn positive(name: &'static str, text: &str) -> Result<Duration, SettingsError> {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use contract::nearest::nearest;
+use contract::findings::Findings;
+use contract::names;
 use serde_json::Value;
 
 use super::{CheckContainer, keys::Secret};
@@ -79,20 +80,14 @@ const KNOWN: [&str; 33] = [
 ];
 
 /// Returns true if a configuration is the values of a chart, judged by `rest`, the keys that
-/// [`Keys`](super::keys::Keys) does not have. Fails with the name of a key that belongs to
-/// neither.
-pub(super) fn is_values(rest: &BTreeMap<String, Value>) -> Result<bool, String> {
-    let mut unknown = rest
-        .keys()
-        .filter(|key| !CHARTS_OWN.contains(&key.as_str()));
-    if let Some(key) = unknown.next() {
-        let hint = match nearest(key, KNOWN, 1).first() {
-            Some(meant) => format!("did you mean `{meant}`?"),
-            None => format!("there is {}", KNOWN.join(", ")),
-        };
-        return Err(format!("unknown key `{key}`; {hint}"));
+/// [`Keys`](super::keys::Keys) does not have. Records those that belong to neither.
+pub(super) fn is_values(rest: &BTreeMap<String, Value>, findings: &mut Findings<'_>) -> bool {
+    let (charts, unknown): (Vec<&str>, Vec<&str>) =
+        (rest.keys().map(String::as_str)).partition(|key| CHARTS_OWN.contains(key));
+    for key in unknown {
+        findings.unknown_key(key, &KNOWN);
     }
-    Ok(!rest.is_empty())
+    !charts.is_empty()
 }
 
 /// Returns a warning for each image without a tag: the chart would add its own version.
@@ -124,6 +119,7 @@ pub(super) fn pull_secrets(
     own: Option<Vec<Secret>>,
     is_values: bool,
     warnings: &mut Vec<String>,
+    findings: &mut Findings<'_>,
 ) -> Vec<String> {
     let own = own.unwrap_or_default();
     if is_values && injected.is_none() && !own.is_empty() {
@@ -133,10 +129,14 @@ pub(super) fn pull_secrets(
                 .to_owned(),
         );
     }
-    let own = if is_values { Vec::new() } else { own };
-    injected
-        .unwrap_or(own)
-        .into_iter()
-        .map(Secret::name)
-        .collect()
+    let (key, secrets) = match injected {
+        Some(secrets) => ("injectedImagePullSecrets", secrets),
+        None if is_values => return Vec::new(),
+        None => ("imagePullSecrets", own),
+    };
+    let secrets: Vec<String> = secrets.into_iter().map(Secret::name).collect();
+    for (at, secret) in secrets.iter().enumerate() {
+        findings.check(&format!("{key}[{at}]"), names::object_name(secret));
+    }
+    secrets
 }

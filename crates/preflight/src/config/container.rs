@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use contract::findings::Findings;
 use contract::names;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::valid::{self, Wrong};
 use super::{MAX_CHECKS, older, yes};
 
 /// Name of each check of this program, and its subcommand.
@@ -74,43 +76,64 @@ pub(crate) enum Image {
     },
 }
 
-/// Returns the configured checks. `named` comes from the configuration document, `adr` from the
-/// ADR's key; if neither is set, all checks of this program run in `image`.
+/// Variables that ADR-026 has keys for.
+pub(super) struct Variables<'a> {
+    pub(super) dcgm: &'a older::Dcgm,
+    pub(super) nccl: &'a older::Nccl,
+    /// Variables of the check of a gang, in the form of the Kubernetes API.
+    pub(super) allreduce: &'a [Value],
+}
+
+/// Returns the configured checks, of the configuration document, or else of the ADR's key. If
+/// neither is set, all checks of this program run in `image`.
 pub(super) fn checks(
-    named: Option<Vec<Entry>>,
-    adr: Option<Vec<Entry>>,
+    lists: (Option<Vec<Entry>>, Option<Vec<Entry>>),
     image: Option<&Image>,
-    older: &older::Keys,
-    allreduce_env: &[Value],
-) -> Result<Vec<CheckContainer>, String> {
-    let own = || OWN.iter().map(|(name, _)| Entry::own(name)).collect();
-    let prefixed = |adr: Vec<Entry>| adr.iter().map(Entry::with_prefix).collect();
-    let (entries, key): (Vec<Entry>, &str) = match (named, adr) {
-        (Some(entries), _) => (entries, "initContainers"),
-        (None, Some(adr)) => (prefixed(adr), "checks"),
-        (None, None) => (own(), "initContainers"),
+    variables: &Variables<'_>,
+    findings: &mut Findings<'_>,
+) -> Vec<CheckContainer> {
+    let (entries, list): (Vec<Entry>, _) = match lists {
+        (Some(entries), _) => (entries, Some("initContainers")),
+        (None, Some(adr)) => (adr.iter().map(Entry::with_prefix).collect(), Some("checks")),
+        (None, None) => (OWN.iter().map(|(name, _)| Entry::own(name)).collect(), None),
     };
-    if entries.is_empty() || entries.len() > MAX_CHECKS {
+    if let Some(list) = list.filter(|_| entries.is_empty() || entries.len() > MAX_CHECKS) {
         let found = entries.len();
-        return Err(format!("{key} has {found} checks; write 1 to {MAX_CHECKS}"));
+        let what = format!("it has {found} checks; write 1 to {MAX_CHECKS}");
+        findings.at_key(list, what);
+        return Vec::new();
     }
-    let mut names = BTreeSet::new();
-    let mut checks = Vec::new();
-    for entry in entries {
-        let name = entry.name.clone();
-        names::dns_label(&name).map_err(|error| format!("{key}: {error}"))?;
-        if !names.insert(name.clone()) {
-            return Err(format!(
-                "{key}: two checks have the name {name}; give each its own"
-            ));
+    for (at, variable) in variables.allreduce.iter().enumerate() {
+        if crate::field::name(variable).is_empty() {
+            let what = format!("the variable {variable} has no name");
+            findings.at_key(&format!("ncclAllreduceExtraEnv[{at}]"), what);
         }
-        let check = entry.check(image).and_then(|mut check| {
-            check.add_env(older, allreduce_env)?;
+    }
+    let mut known = BTreeSet::new();
+    let mut checks = Vec::new();
+    for (at, entry) in entries.into_iter().enumerate() {
+        // Our own checks have no entry in the file.
+        let path = |key: &str| match list {
+            Some(list) => format!("{list}[{at}].{key}"),
+            None => key.to_owned(),
+        };
+        let name = entry.name.clone();
+        findings.check(&path("name"), names::dns_label(&name));
+        if !known.insert(name.clone()) {
+            let what = format!("two checks have the name {name}; give each its own");
+            findings.at_key(&path("name"), what);
+        }
+        let check = entry.check(image).map(|check| check.with_env(variables));
+        let check = check.and_then(|check| {
+            valid::container(&check.container)?;
             Ok(check)
         });
-        checks.push(check.map_err(|what| format!("{key}, {name}: {what}"))?);
+        match check {
+            Ok(check) => checks.push(check),
+            Err((key, what)) => findings.at_key(&path(key), what),
+        }
     }
-    Ok(checks)
+    checks
 }
 
 // === impl Entry ===
@@ -138,7 +161,7 @@ impl Entry {
         entry
     }
 
-    fn check(self, image: Option<&Image>) -> Result<CheckContainer, String> {
+    fn check(self, image: Option<&Image>) -> Result<CheckContainer, Wrong> {
         let own = OWN.iter().find(|(name, _)| *name == self.name);
         let own = own.map(|(_, command)| *command);
         let mut container = self.container;
@@ -156,31 +179,23 @@ impl Entry {
                 }
             }
             (None, Some(_), None) => {
-                return Err("`image` is missing; the common one has only our own checks".into());
+                let what = "it is missing; the common one has only our own checks";
+                return Err(("image", what.to_owned()));
             }
             (None, None, _) => {
-                return Err(
-                    "`image` is missing: name one here, or one for all of our own checks by the key \
-                     `image` of the file"
-                        .into(),
-                );
+                let what = "it is missing: name one here, or one for all of our own checks by the \
+                            key `image` of the file";
+                return Err(("image", what.to_owned()));
             }
         }
         for (key, is_right) in [
-            ("env", container.get("env").is_none_or(Value::is_array)),
-            (
-                "volumeMounts",
-                container.get("volumeMounts").is_none_or(Value::is_array),
-            ),
-            (
-                "resources",
-                container.get("resources").is_none_or(Value::is_object),
-            ),
+            ("env", Value::is_array as fn(&Value) -> bool),
+            ("volumeMounts", Value::is_array),
+            ("resources", Value::is_object),
         ] {
-            if !is_right {
-                return Err(format!(
-                    "`{key}` does not have the form that it has in a container"
-                ));
+            if !container.get(key).is_none_or(is_right) {
+                let what = "it does not have the form that it has in a container";
+                return Err((key, what.to_owned()));
             }
         }
         Ok(CheckContainer {
@@ -214,44 +229,41 @@ impl CheckContainer {
         self.name.ends_with(ALLREDUCE)
     }
 
-    /// Adds the variables that ADR-026 has keys for. The container's own variables win.
-    fn add_env(&mut self, older: &older::Keys, allreduce: &[Value]) -> Result<(), String> {
+    /// Returns the check with further variables. The container's own variables win.
+    fn with_env(mut self, variables: &Variables<'_>) -> Self {
+        let Variables { dcgm, nccl, .. } = variables;
         let mut added: Vec<Value> = Vec::new();
         let mut add = |name: &str, value: Option<String>| {
             added.extend(value.map(|value| json!({"name": name, "value": value})));
         };
         if self.name.ends_with("dcgm-diag") {
-            add("DCGM_HOSTENGINE_ADDR", older.dcgm.hostengine_addr.clone());
+            add("DCGM_HOSTENGINE_ADDR", dcgm.hostengine_addr.clone());
             add(
                 "DCGM_DIAG_LEVEL",
-                older.dcgm.diag_level.map(|level| level.to_string()),
+                dcgm.diag_level.map(|level| level.to_string()),
             );
         } else if self.name.ends_with(LOOPBACK) {
             add(
                 "BW_THRESHOLD_GBPS",
-                older.nccl.loopback.map(|limit| limit.to_string()),
+                nccl.loopback.map(|limit| limit.to_string()),
             );
         } else if self.is_allreduce() {
             add(
                 "BW_THRESHOLD_GBPS",
-                older.nccl.allreduce.map(|limit| limit.to_string()),
+                nccl.allreduce.map(|limit| limit.to_string()),
             );
-            added.extend(allreduce.iter().cloned());
+            added.extend(variables.allreduce.iter().cloned());
         }
         let env = self.container.entry("env").or_insert_with(|| json!([]));
-        let Some(env) = env.as_array_mut() else {
-            return Err("`env` is not a list".into());
-        };
         for variable in added {
             let name = crate::field::name(&variable);
-            if name.is_empty() {
-                return Err(format!("the variable {variable} has no name"));
-            }
-            if env.iter().all(|own| crate::field::name(own) != name) {
+            if let Some(env) = env.as_array_mut()
+                && env.iter().all(|own| crate::field::name(own) != name)
+            {
                 env.push(variable);
             }
         }
-        Ok(())
+        self
     }
 }
 

@@ -1,9 +1,13 @@
 //! Discovery of gangs: the methods that find the gang of a pod.
 
+use contract::findings::Findings;
 use contract::names::{self, WrongName};
 use policy::CountExpression;
 use serde::Deserialize;
 use serde_json::Value;
+
+/// Key of the settings in the file.
+const KEY: &str = "gangDiscovery";
 
 /// Method that finds the gang of a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -64,7 +68,8 @@ impl Discovery {
     pub fn from_json(keys: &Value) -> Result<Self, String> {
         let keys = Option::<Entry>::deserialize(keys);
         let keys = keys.map_err(|error| format!("gangDiscovery: {error}"))?;
-        let discovery = keys.unwrap_or_default().discovery()?;
+        let discovery = keys.unwrap_or_default().discovery();
+        let discovery = discovery.map_err(|(path, what)| format!("{path}: {what}"))?;
         for (key, checked) in discovery.names() {
             checked.map_err(|error| format!("{key}: {error}"))?;
         }
@@ -74,15 +79,17 @@ impl Discovery {
     /// Returns each label and annotation key that this method reads: where it is configured,
     /// and whether Kubernetes accepts it as a key.
     pub(crate) fn names(&self) -> Vec<(String, Result<(), WrongName>)> {
-        let name =
-            |place: &str, key: &String| (format!("gangDiscovery.{place}"), names::label_key(key));
+        let name = |place: &str, key: &String| (format!("{KEY}.{place}"), names::label_key(key));
+        let named = |place: &str, keys: &[String]| {
+            let keys = keys.iter().enumerate();
+            let all = keys.map(|(at, key)| name(&format!("{place}[{at}]"), key));
+            all.collect::<Vec<_>>()
+        };
         match self {
             Self::Native | Self::Kueue => Vec::new(),
             Self::PodGroups(groups) => {
-                let annotations = groups.annotations.iter();
-                let annotations = annotations.map(|key| name("annotationKeys", key));
-                let labels = groups.labels.iter().map(|key| name("labelKeys", key));
-                annotations.chain(labels).collect()
+                let annotations = named("annotationKeys", &groups.annotations);
+                [annotations, named("labelKeys", &groups.labels)].concat()
             }
             Self::Labels { id, size } => vec![
                 name("labels.gangIdLabel", id),
@@ -158,55 +165,66 @@ impl MinCount {
 // === impl Entry ===
 
 impl Entry {
-    /// Returns the configured method, or an error about what is missing.
-    pub(crate) fn discovery(self) -> Result<Discovery, String> {
+    /// Returns the configured method, and records what is wrong with it.
+    pub(super) fn checked(self, findings: &mut Findings<'_>) -> Discovery {
+        let discovery = self.discovery().unwrap_or_else(|(path, what)| {
+            findings.at_key(path, what);
+            Discovery::default()
+        });
+        for (path, checked) in discovery.names() {
+            findings.check(&path, checked);
+        }
+        discovery
+    }
+
+    /// Returns the configured method. The error has the path of the key in the file.
+    fn discovery(self) -> Result<Discovery, (&'static str, String)> {
+        let wrong = |what: &str| (KEY, what.to_owned());
         let is_object = !self.name.is_empty() || self.pod_group_gvr.is_some();
         match self.method {
-            Some(_) if is_object => Err(
-                "gangDiscovery: `method` and the keys of a PodGroup (`name`, `podGroupGVR`) are two \
-                 ways; leave one out"
-                    .into(),
-            ),
+            Some(_) if is_object => Err(wrong(
+                "`method` and the keys of a PodGroup (`name`, `podGroupGVR`) are two ways; leave one \
+                 out",
+            )),
             Some(Method::WorkloadRef) => Ok(Discovery::Native),
-            Some(Method::Volcano) => Ok(Discovery::PodGroups(volcano()?)),
+            Some(Method::Volcano) => {
+                let groups = volcano().map_err(|what| (KEY, what))?;
+                Ok(Discovery::PodGroups(groups))
+            }
             Some(Method::Kueue) => Ok(Discovery::Kueue),
             Some(Method::Labels) => match self.labels {
                 Some(keys) => Ok(Discovery::Labels {
                     id: keys.gang_id_label,
                     size: keys.gang_size_label,
                 }),
-                None => Err(
-                    "gangDiscovery: the method `labels` needs `labels.gangIdLabel` and \
-                     `labels.gangSizeLabel`"
-                        .into(),
-                ),
+                None => Err(wrong(
+                    "the method `labels` needs `labels.gangIdLabel` and `labels.gangSizeLabel`",
+                )),
             },
             None if is_object => self.pod_groups().map(Discovery::PodGroups),
             None if self.annotation_keys.is_empty() && self.label_keys.is_empty() => {
                 Ok(Discovery::Native)
             }
-            None => Err("gangDiscovery: `name` and `podGroupGVR` are missing".into()),
+            None => Err(wrong("`name` and `podGroupGVR` are missing")),
         }
     }
 
-    fn pod_groups(self) -> Result<PodGroups, String> {
+    fn pod_groups(self) -> Result<PodGroups, (&'static str, String)> {
+        let wrong = |what: &str| (KEY, what.to_owned());
         let Some(resource) = self.pod_group_gvr else {
-            return Err(
-                "gangDiscovery: `podGroupGVR` is missing (group, version, resource)".into(),
-            );
+            return Err(wrong("`podGroupGVR` is missing (group, version, resource)"));
         };
         if self.name.is_empty() {
-            return Err("gangDiscovery: `name` is missing; it begins the ids of gangs".into());
+            return Err(wrong("`name` is missing; it begins the ids of gangs"));
         }
         if self.annotation_keys.is_empty() && self.label_keys.is_empty() {
-            return Err(
-                "gangDiscovery: `annotationKeys` or `labelKeys` must say where a pod names its group"
-                    .into(),
-            );
+            return Err(wrong(
+                "`annotationKeys` or `labelKeys` must say where a pod names its group",
+            ));
         }
         let expression = self.min_count_expr.as_deref();
         let min_count = MinCount::parse(expression.unwrap_or(MinCount::DEFAULT))
-            .map_err(|what| format!("gangDiscovery.minCountExpr: {what}"))?;
+            .map_err(|what| ("gangDiscovery.minCountExpr", what))?;
         Ok(PodGroups {
             name: self.name,
             annotations: self.annotation_keys,

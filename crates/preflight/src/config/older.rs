@@ -1,36 +1,13 @@
 //! Keys of ADR-026 that the configuration document does not have.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
+use contract::findings::Findings;
+use contract::names;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Devices, FailurePolicy, duration};
-use crate::topology;
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Keys {
-    #[serde(default)]
-    pub(super) dcgm: Dcgm,
-    #[serde(default)]
-    pub(super) nccl: Nccl,
-    #[serde(default, deserialize_with = "duration")]
-    pub(super) gang_timeout: Option<Duration>,
-    #[serde(default)]
-    pub(super) gpu_detection: Detection,
-    #[serde(default)]
-    pub(super) network_detection: Detection,
-    #[serde(default)]
-    pub(super) nccl_topology: topology::Keys,
-    #[serde(default)]
-    pub(super) namespaces: Vec<String>,
-    #[serde(default)]
-    pub(super) exclude_namespaces: Option<Vec<String>>,
-    #[serde(default)]
-    pub(super) webhook: Webhook,
-}
+use super::{Devices, FailurePolicy};
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -68,21 +45,30 @@ pub(super) struct Webhook {
 // === impl Detection ===
 
 impl Detection {
-    /// Returns the names of the devices. `newer` is the configuration document's key, which
-    /// wins.
+    /// Returns the names of the devices. `key` is that of this table, and `newer` the
+    /// configuration document's, which wins.
     pub(super) fn devices(
-        &self,
-        newer: Option<Vec<String>>,
+        self,
+        key: &str,
+        newer: (&str, Option<Vec<String>>),
         default: impl FnOnce() -> Vec<String>,
         classes: &[&str],
+        findings: &mut Findings<'_>,
     ) -> Devices {
-        let resources = newer.or_else(|| self.resource_names.clone());
+        let (path, resources) = match newer {
+            (path, Some(names)) => (path.to_owned(), Some(names)),
+            (_, None) => (format!("{key}.resourceNames"), self.resource_names),
+        };
+        for (at, name) in resources.iter().flatten().enumerate() {
+            findings.check(&format!("{path}[{at}]"), names::label_key(name));
+        }
+        for (at, name) in self.device_classes.iter().flatten().enumerate() {
+            let path = format!("{key}.deviceClasses[{at}]");
+            findings.check(&path, names::object_name(name));
+        }
         Devices {
             resources: resources.unwrap_or_else(default),
-            classes: self
-                .device_classes
-                .clone()
-                .unwrap_or_else(|| super::names(classes)),
+            classes: self.device_classes.unwrap_or_else(|| super::owned(classes)),
         }
     }
 }

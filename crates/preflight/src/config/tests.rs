@@ -1,3 +1,5 @@
+use contract::findings::MAX_FILE_BYTES;
+
 use super::*;
 use crate::rendezvous::Topology;
 
@@ -284,58 +286,79 @@ fn gang_default() -> MinCount {
 
 #[test]
 fn what_is_wrong_is_said_with_its_place() {
-    let long = format!("image: {}", "x".repeat(MAX_CONFIG_BYTES));
+    let long = format!("image: {}", "x".repeat(MAX_FILE_BYTES));
     let many: Vec<String> = (0..40)
         .map(|number| format!("  - {{name: check-{number}, image: i}}\n"))
         .collect();
     let many = many.concat();
     for (text, part) in [
-        ("", "`image` is missing"),
-        ("image: [", "line"),
-        ("image: [1]", "expected an image: its name, or"),
-        ("image: ''", "`image` is not the name of an image"),
-        ("image: i\ncheckTimeout: 0", "\"0s\" is not a time"),
-        ("image: i\ncheckTimeout: -3", "expected a time: write 10m"),
+        ("", "1: image: it is missing"),
+        ("image: [", "1: "),
+        (
+            "image: [1]",
+            "1: image is a list; write its name, or `repository` and `tag`",
+        ),
+        ("image: ''", "1: image: it is not the name of an image"),
+        (
+            "image: i\ncheckTimeout: 0",
+            "2: checkTimeout is 0; write a time from 1s to 168h such as 10m",
+        ),
+        (
+            "image: i\ncheckTimeout: -3",
+            "2: checkTimeout is -3; write a time such as 10m or 300s, or a number of seconds",
+        ),
         (
             "image: i\nimagePullSecrets: [[a]]",
-            "expected the name of a Secret",
+            "2: imagePullSecrets[0] is a list; write the name of a Secret",
         ),
-        ("- a\n- b\n", "config.yaml"),
-        ("image: i\ninitContainer: []\n", "initContainer"),
-        ("image: i\ninitContainers: []\n", "has 0 checks"),
+        ("- a\n- b\n", "1: "),
+        (
+            "image: i\ninitContainer: []\n",
+            "2: unknown key 'initContainer'; did you mean 'initContainers'?",
+        ),
+        (
+            "image: i\ninitContainers: []\n",
+            "2: initContainers: it has 0 checks",
+        ),
         (
             &format!("initContainers:\n{many}"),
-            "has 40 checks; write 1 to 32",
+            "1: initContainers: it has 40 checks; write 1 to 32",
         ),
         (
             "initContainers: [{name: a, image: i}, {name: a, image: i}]",
-            "two checks have the name a",
+            "1: initContainers[1].name: two checks have the name a",
         ),
         (
             "initContainers: [{name: Big_Name, image: i}]",
-            "\"Big_Name\" is no name: it has 'B'",
+            "1: initContainers[0].name: \"Big_Name\" is no name: it has 'B'",
         ),
         (
             "image: i\ninitContainers: [{name: third}]",
-            "`image` is missing",
+            "2: initContainers[0].image: it is missing",
         ),
         (
             "initContainers: [{name: a, image: i, env: {A: b}}]",
-            "`env` does not have the form",
+            "1: initContainers[0].env: it does not have the form",
         ),
-        ("image: i\nprocessingStrategy: NEVER", "NEVER"),
-        ("image: i\ninitContainerPlacement: middle", "middle"),
+        (
+            "image: i\nprocessingStrategy: NEVER",
+            "2: processingStrategy is NEVER; write EXECUTE_REMEDIATION or STORE_ONLY",
+        ),
+        (
+            "image: i\ninitContainerPlacement: middle",
+            "2: initContainerPlacement is middle; write append or prepend",
+        ),
         (
             "image: i\ngangCoordination: {ncclTopoData: <system>}",
-            "name it by ncclTopoConfigMap",
+            "2: gangCoordination.ncclTopoData: it is not supported",
         ),
         (
             "image: i\ncheckTimeout: 500ms",
-            "checkTimeout: write a time from 1s to 168h",
+            "2: checkTimeout is 500ms; write a time from 1s to 168h",
         ),
         (
             "image: i\nresultCache: 169h",
-            "resultCache: write a time from 1s to 168h",
+            "2: resultCache is 169h; write a time from 1s to 168h",
         ),
         (
             "image: i\ngangCoordination: {ncclTopoShape: ndv6}",
@@ -343,30 +366,36 @@ fn what_is_wrong_is_said_with_its_place() {
         ),
         (
             "image: i\nncclTopology: {instanceTypeMapping: {x1: ../x.xml}}",
-            "\"../x.xml\" of x1 is not the name of a file",
+            "2: ncclTopology.instanceTypeMapping.x1 is ../x.xml; write the name of a file",
         ),
-        ("image: i\nncclTopology: {fallback: true}", "fallback"),
+        (
+            "image: i\nncclTopology: {fallback: true}",
+            "2: unknown key 'ncclTopology.fallback'; there is instanceTypeLabel,",
+        ),
         (
             "image: i\ngangCoordination: {timeout: soon}",
-            "\"soon\" is not a time",
+            "2: gangCoordination.timeout is soon; write a time such as 10m",
         ),
         (
             "image: i\ngangCoordination: {timeout: -5m}",
-            "is not a time",
+            "2: gangCoordination.timeout is -5m; write a time such as 10m",
         ),
-        ("image: i\ngangCoordination: {masterPort: 70000}", "70000"),
+        (
+            "image: i\ngangCoordination: {masterPort: 70000}",
+            "2: gangCoordination.masterPort is 70000; write a whole number from 0 to 65535",
+        ),
         (
             "image: i\ngangCoordination: {masterPort: 0}",
-            "0 is not a port",
+            "2: gangCoordination.masterPort is 0; write a port",
         ),
         (
             "image: i\ngangCoordination: {configMapMountPath: etc}",
-            "does not begin with a slash",
+            "2: gangCoordination.configMapMountPath is etc; write a path that begins with a slash",
         ),
         ("image: i\ngangDiscovery: {method: labels}", "gangIdLabel"),
         (
             "image: i\ngangDiscovery: {name: x}",
-            "`podGroupGVR` is missing",
+            "2: gangDiscovery: `podGroupGVR` is missing",
         ),
         (
             "image: i\ngangDiscovery: {annotationKeys: [a]}",
@@ -375,18 +404,18 @@ fn what_is_wrong_is_said_with_its_place() {
         (
             "image: i\ngangDiscovery: {name: x, labelKeys: [a], podGroupGVR: {group: g, version: v, \
              resource: r}, minCountExpr: 'podGroup.spec.'}",
-            "minCountExpr: does not parse",
+            "2: gangDiscovery.minCountExpr: does not parse",
         ),
         (
             "image: i\ngangDiscovery: {method: kueue, name: x}",
             "two ways",
         ),
-        (&long, "at most 1048576 are read"),
+        (&long, "1: it has 1048583 bytes, at most 1048576 are taken"),
     ] {
         let error = Config::parse(text, "config.yaml").expect_err(&text[..text.len().min(80)]);
         let error = error.to_string();
         assert!(
-            error.starts_with("config.yaml: ") && error.contains(part),
+            error.starts_with("config.yaml:") && error.contains(part),
             "{error}"
         );
     }
@@ -413,8 +442,14 @@ fn what_an_api_server_would_refuse_of_every_pod_is_refused_at_the_start() {
             container("volumeMounts: [{name: x}]"),
             "\"\" is not a path to mount at",
         ),
-        (container("command: gpuwarden"), "`command` is not a list"),
-        (container("args: [7]"), "`args` is not a list"),
+        (
+            container("command: gpuwarden"),
+            "initContainers[0].command: it is not a list",
+        ),
+        (
+            container("args: [7]"),
+            "initContainers[0].args: it is not a list",
+        ),
         (
             container("imagePullPolicy: Sometimes"),
             "there are Always, IfNotPresent, Never",
@@ -434,31 +469,31 @@ fn what_an_api_server_would_refuse_of_every_pod_is_refused_at_the_start() {
         (path("name: A b, hostPath: /x"), "\"A b\" is no name"),
         (
             path("name: a, hostPath: x"),
-            "\"x\" is not an absolute path",
+            "extraHostPathMounts[0].hostPath is x; write an absolute path",
         ),
         (
             path("name: a, hostPath: /x/../y"),
-            "is not an absolute path",
+            "extraHostPathMounts[0].hostPath is /x/../y; write an absolute path",
         ),
         (
             path("name: a, hostPath: /x, hostPathType: Dir"),
-            "there are DirectoryOrCreate, ",
+            "extraHostPathMounts[0].hostPathType is Dir; write DirectoryOrCreate, ",
         ),
         (
             gang("configMapMountPath: '/a:b'"),
-            "is not a path to mount at",
+            "gangCoordination.configMapMountPath is '/a:b'; write a path without",
         ),
         (
             gang("ncclTopoConfigMap: A b"),
-            "line 2: gangCoordination.ncclTopoConfigMap: \"A b\" is no name",
+            "config.yaml:2: gangCoordination.ncclTopoConfigMap: \"A b\" is no name",
         ),
         (
             "image: i\nimagePullSecrets: ['']".to_owned(),
-            "imagePullSecrets: \"\" is no name",
+            "imagePullSecrets[0]: \"\" is no name",
         ),
         (
             "image: i\nconnectorSocket: 'http://x'".to_owned(),
-            "is not the path of a socket",
+            "config.yaml:2: connectorSocket is 'http://x'; write the path of a socket",
         ),
     ] {
         let error = Config::parse(&text, "config.yaml").expect_err(&text);

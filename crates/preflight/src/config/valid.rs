@@ -3,22 +3,21 @@
 //! Such a configuration is refused when it is read: with `failurePolicy: Fail`, it would stop
 //! the creation of every pod in a labelled namespace.
 
-use std::collections::BTreeMap;
-
-use contract::names::{self, WrongName};
+use contract::findings::Findings;
+use contract::names;
+use model::selector::{LabelSelector, MatchExpression, SelectorObject};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Config, HostPath};
+use super::HostPath;
 use crate::{field, quantity};
 
 /// Prefix of MIG resources in NVIDIA's device plugin.
 const MIG: &str = "nvidia.com/mig-";
 /// Suffix of resources that several pods share, in NVIDIA's device plugin.
 const SHARED: &str = ".shared";
-/// Values of `hostPath.type` that Kubernetes accepts.
-const HOST_PATH_TYPES: [&str; 8] = [
-    "",
+/// Values of `hostPath.type` that Kubernetes accepts, beside an empty one.
+const HOST_PATH_TYPES: [&str; 7] = [
     "DirectoryOrCreate",
     "Directory",
     "FileOrCreate",
@@ -30,84 +29,36 @@ const HOST_PATH_TYPES: [&str; 8] = [
 /// Values of `imagePullPolicy`; if empty, the tag decides.
 const PULL_POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
 
-/// Checks a configuration. The error names the key.
-pub(super) fn check(config: &Config) -> Result<(), String> {
-    let socket = &config.connector_socket;
+/// Key of a container, and what is wrong with its value.
+pub(super) type Wrong = (&'static str, String);
+
+/// Checks the path of the connector's socket.
+pub(super) fn socket(socket: &str, findings: &mut Findings<'_>) {
     let path = socket.strip_prefix("unix://").unwrap_or(socket);
     if !path.starts_with('/') || path.ends_with('/') || path.contains(':') {
-        return Err(format!(
-            "connectorSocket: {socket:?} is not the path of a socket; write one such as \
-             unix:///var/run/nvsentinel.sock"
-        ));
+        let wanted = "write the path of a socket, such as unix:///var/run/nvsentinel.sock";
+        findings.refuse("connectorSocket", wanted);
     }
-    let coordination = &config.coordination;
-    for (key, selector) in [
-        ("namespaceSelector", Some(&config.namespace_selector)),
-        ("objectSelector", config.object_selector.as_ref()),
-    ] {
-        let selector = selector.map(Selector::deserialize).transpose();
-        let selector = selector.map_err(|error| format!("{key}: {error}"))?;
-        selector.map_or(Ok(()), |selector| selector.check(key))?;
-    }
-    mount_path("gangCoordination", &coordination.mount_path)?;
-    for path in &coordination.host_paths {
-        host_path(path)?;
-    }
-    for mount in &coordination.volume_mounts {
-        mount_path("gangCoordination.extraVolumeMounts", &mount.mount_path)?;
-    }
-    for check in &config.checks {
-        let name = &check.name;
-        container(&check.container).map_err(|what| format!("the check {name}: {what}"))?;
-    }
-    Ok(())
 }
 
-/// Key that holds a name, and whether Kubernetes accepts the name.
-type Name = (String, Result<(), WrongName>);
-
-/// Returns the Kubernetes names in a configuration.
-pub(super) fn names(config: &Config) -> Vec<Name> {
-    let mut found = config.discovery.names();
-    let mut add = |key: &str, all: &[String], check: fn(&str) -> Result<(), WrongName>| {
-        found.extend(all.iter().map(|name| (key.to_owned(), check(name))));
+/// Checks a selector of the webhook's registration.
+pub(super) fn selector(path: &str, selector: Option<&Value>, findings: &mut Findings<'_>) {
+    let selector = selector.map(SelectorObject::deserialize);
+    let Some(selector) = selector.and_then(|selector| findings.check(path, selector)) else {
+        return;
     };
-    add("gpuResourceNames", &config.gpus.resources, names::label_key);
-    add(
-        "networkResourceNames",
-        &config.networks.resources,
-        names::label_key,
-    );
-    add(
-        "gpuDetection.deviceClasses",
-        &config.gpus.classes,
-        names::object_name,
-    );
-    add(
-        "networkDetection.deviceClasses",
-        &config.networks.classes,
-        names::object_name,
-    );
-    add("namespaces", &config.namespaces, names::dns_label);
-    add(
-        "excludeNamespaces",
-        &config.excluded_namespaces,
-        names::dns_label,
-    );
-    add(
-        "imagePullSecrets",
-        &config.image_pull_secrets,
-        names::object_name,
-    );
-    let topology = config.coordination.topology_config_map.as_slice();
-    add(
-        "gangCoordination.ncclTopoConfigMap",
-        topology,
-        names::object_name,
-    );
-    let label = std::slice::from_ref(&config.topologies.label);
-    add("ncclTopology.instanceTypeLabel", label, names::label_key);
-    found
+    for MatchExpression {
+        operator, values, ..
+    } in &selector.match_expressions
+    {
+        if !values.is_empty() && ["Exists", "DoesNotExist"].contains(&operator.as_str()) {
+            findings.at_key(path, format_args!("{operator} takes no values"));
+        }
+    }
+    // An empty selector selects everything.
+    if selector != SelectorObject::default() {
+        findings.check(path, LabelSelector::try_from(&selector));
+    }
 }
 
 /// Returns a warning for each resource that is a part of a GPU.
@@ -125,92 +76,42 @@ pub(super) fn parts_of_gpus(resources: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// Label selector, as in Kubernetes objects.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Selector {
-    #[serde(default)]
-    match_labels: Option<BTreeMap<String, String>>,
-    #[serde(default)]
-    match_expressions: Option<Vec<Expression>>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Expression {
-    key: String,
-    operator: String,
-    #[serde(default)]
-    values: Option<Vec<String>>,
-}
-
-// === impl Selector ===
-
-impl Selector {
-    /// Validates the selector. `key` is its place in the configuration.
-    fn check(self, key: &str) -> Result<(), String> {
-        let named = |error: WrongName| format!("{key}: {error}");
-        for (name, value) in self.match_labels.iter().flatten() {
-            names::label_key(name)
-                .and_then(|()| names::label_value(value))
-                .map_err(named)?;
-        }
-        for one in self.match_expressions.iter().flatten() {
-            let values = one.values.as_deref().unwrap_or_default();
-            names::label_key(&one.key).map_err(named)?;
-            values
-                .iter()
-                .try_for_each(|value| names::label_value(value))
-                .map_err(named)?;
-            let (operator, has_values) = (one.operator.as_str(), !values.is_empty());
-            match (operator, has_values) {
-                ("In" | "NotIn", true) | ("Exists" | "DoesNotExist", false) => {}
-                ("In" | "NotIn", false) => return Err(format!("{key}: {operator} needs values")),
-                ("Exists" | "DoesNotExist", true) => {
-                    return Err(format!("{key}: {operator} takes no values"));
-                }
-                _ => {
-                    return Err(format!(
-                        "{key}: the operator is {operator:?}; In, NotIn, Exists and DoesNotExist are known"
-                    ));
-                }
-            }
-        }
-        Ok(())
+/// Checks the path that a volume is mounted at.
+pub(super) fn mount_path(path: &str, mount: &str, findings: &mut Findings<'_>) {
+    if !mount.starts_with('/') {
+        findings.refuse(path, "write a path that begins with a slash");
+    } else if mount.contains(':') {
+        findings.refuse(path, "write a path without ':'");
     }
 }
 
-fn mount_path(key: &str, path: &str) -> Result<(), String> {
-    if path.is_empty() || path.contains(':') {
-        return Err(format!("{key}: {path:?} is not a path to mount at"));
-    }
-    Ok(())
-}
-
-fn host_path(path: &HostPath) -> Result<(), String> {
-    let key = "gangCoordination.extraHostPathMounts";
-    names::dns_label(&path.name).map_err(|error| format!("{key}: {error}"))?;
-    mount_path(key, &path.mount_path)?;
-    let host = &path.host_path;
+/// Checks a mount of a path of the host.
+pub(super) fn host_path(path: &str, mount: &HostPath, findings: &mut Findings<'_>) {
+    let key = |key: &str| format!("{path}.{key}");
+    findings.check(&key("name"), names::dns_label(&mount.name));
+    mount_path(&key("mountPath"), &mount.mount_path, findings);
+    let host = &mount.host_path;
     if !host.starts_with('/') || host.split('/').any(|part| part == "..") {
-        return Err(format!(
-            "{key}: {host:?} is not an absolute path of a host without `..`"
-        ));
+        findings.refuse(
+            &key("hostPath"),
+            "write an absolute path of a host, without `..`",
+        );
     }
-    let kind = path.host_path_type.as_deref().unwrap_or_default();
-    if !HOST_PATH_TYPES.contains(&kind) {
-        let known = HOST_PATH_TYPES[1..].join(", ");
-        return Err(format!(
-            "{key}: hostPathType {kind:?} is not known; there are {known}"
-        ));
+    if let Some(kind) = mount
+        .host_path_type
+        .as_deref()
+        .filter(|kind| !kind.is_empty())
+    {
+        let known = HOST_PATH_TYPES.map(|kind| (kind, ()));
+        findings.one_of(&key("hostPathType"), kind, &known);
     }
-    Ok(())
 }
 
-fn container(container: &Map<String, Value>) -> Result<(), String> {
+/// Checks a container in the form of the Kubernetes API.
+pub(super) fn container(container: &Map<String, Value>) -> Result<(), Wrong> {
     let text = |key: &str| container.get(key).and_then(Value::as_str);
     if text("image").is_none_or(|image| image.is_empty() || image.contains(char::is_whitespace)) {
-        return Err("`image` is not the name of an image".to_owned());
+        return Err(("image", "it is not the name of an image".to_owned()));
     }
     if let Some(policy) = container.get("imagePullPolicy")
         && policy
@@ -218,13 +119,13 @@ fn container(container: &Map<String, Value>) -> Result<(), String> {
             .is_none_or(|it| !PULL_POLICIES.contains(&it))
     {
         let known = PULL_POLICIES[1..].join(", ");
-        return Err(format!(
-            "`imagePullPolicy` {policy} is not known; there are {known}"
-        ));
+        let what = format!("{policy} is not known; there are {known}");
+        return Err(("imagePullPolicy", what));
     }
     // A restartable init container never ends, so it would hold back no pod.
     if container.contains_key("restartPolicy") {
-        return Err("`restartPolicy` cannot be set: a check runs once, to its end".to_owned());
+        let what = "it cannot be set: a check runs once, to its end";
+        return Err(("restartPolicy", what.to_owned()));
     }
     for key in ["command", "args"] {
         let is_text = |list: &Value| {
@@ -232,7 +133,7 @@ fn container(container: &Map<String, Value>) -> Result<(), String> {
             list.is_null() || texts.is_some_and(|texts| texts.iter().all(Value::is_string))
         };
         if !container.get(key).is_none_or(is_text) {
-            return Err(format!("`{key}` is not a list of texts"));
+            return Err((key, "it is not a list of texts".to_owned()));
         }
     }
     let whole = Value::Object(container.clone());
@@ -240,19 +141,23 @@ fn container(container: &Map<String, Value>) -> Result<(), String> {
         let name = field::name(variable);
         let is_text = variable.get("value").is_none_or(Value::is_string);
         if name.is_empty() || name.contains('=') || !is_text {
-            return Err(format!(
-                "`env`: {variable} is not a variable: it needs a name, and its value must be a text, in quotes"
-            ));
+            let what = format!(
+                "{variable} is not a variable: it needs a name, and its value must be a text, in quotes"
+            );
+            return Err(("env", what));
         }
     }
     for mount in field::list(&whole, "/volumeMounts") {
         let path = field::text(mount, "/mountPath").unwrap_or_default();
         if field::name(mount).is_empty() {
-            return Err(format!("`volumeMounts`: {mount} names no volume"));
+            return Err(("volumeMounts", format!("{mount} names no volume")));
         }
-        mount_path("`volumeMounts`", path)?;
+        if path.is_empty() || path.contains(':') {
+            let what = format!("{path:?} is not a path to mount at");
+            return Err(("volumeMounts", what));
+        }
     }
-    resources(&whole)
+    resources(&whole).map_err(|what| ("resources", what))
 }
 
 fn resources(container: &Value) -> Result<(), String> {
@@ -260,7 +165,7 @@ fn resources(container: &Value) -> Result<(), String> {
     let (requests, limits) = (part("/resources/requests"), part("/resources/limits"));
     for (name, value) in requests.into_iter().chain(limits).flatten() {
         if quantity::of(value).is_none_or(|(millis, _)| millis < 0) {
-            return Err(format!("`resources`: {name}: {value} is not a quantity"));
+            return Err(format!("{name}: {value} is not a quantity"));
         }
     }
     for (name, request) in requests.into_iter().flatten() {
@@ -270,9 +175,7 @@ fn resources(container: &Value) -> Result<(), String> {
             .and_then(millis)
             .is_some_and(|limit| millis(request) > Some(limit))
         {
-            return Err(format!(
-                "`resources`: the request of {name} is above its limit"
-            ));
+            return Err(format!("the request of {name} is above its limit"));
         }
     }
     Ok(())

@@ -60,7 +60,10 @@ fn values_of_a_chart_are_read_for_what_they_say_of_pods() {
     let error = Config::parse(text, "values.yaml")
         .expect_err("no checks")
         .to_string();
-    assert!(error.contains("initContainers is missing"), "{error}");
+    assert!(
+        error.contains("values.yaml:1: initContainers: it is missing"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -111,7 +114,8 @@ fn a_key_that_is_misspelt_is_an_error_also_in_values() {
             let error = Config::parse(&format!("{before}{key}: 1\n"), "c")
                 .expect_err(key)
                 .to_string();
-            let expected = format!("c: unknown key `{key}`; did you mean `{meant}`?");
+            let line = before.lines().count() + 1;
+            let expected = format!("c:{line}: unknown key '{key}'; did you mean '{meant}'?");
             assert_eq!(error, expected);
         }
     }
@@ -119,7 +123,7 @@ fn a_key_that_is_misspelt_is_an_error_also_in_values() {
         .expect_err("unknown")
         .to_string();
     assert!(
-        error.starts_with("c: unknown key `something`; there is checkTimeout, "),
+        error.starts_with("c:2: unknown key 'something'; there is checkTimeout, "),
         "{error}"
     );
 }

@@ -15,91 +15,91 @@ fn a_name_that_kubernetes_refuses_is_an_error_wherever_it_stands() {
             "gpuResourceNames: ['@']".to_owned(),
             "nvidia.com/gpu",
             "nvidia.com/mig-*",
-            "line 2: gpuResourceNames: ",
+            "2: gpuResourceNames[0]: ",
         ),
         (
             "networkResourceNames: ['@']".into(),
             "rdma/hca_a",
             "rdma/hca a",
-            "line 2: networkResourceNames: ",
+            "2: networkResourceNames[0]: ",
         ),
         (
             "gpuDetection: {deviceClasses: ['@']}".into(),
             "gpu.nvidia.com",
             "GPU",
-            "line 2: gpuDetection.deviceClasses: ",
+            "2: gpuDetection.deviceClasses[0]: ",
         ),
         (
             "networkDetection: {deviceClasses: ['@']}".into(),
             "nic",
             "n_c",
-            "line 2: networkDetection.deviceClasses: ",
+            "2: networkDetection.deviceClasses[0]: ",
         ),
         (
             "namespaces: ['@']".into(),
             "training",
             "Training",
-            "line 2: namespaces: ",
+            "2: namespaces[0]: ",
         ),
         (
             "excludeNamespaces: ['@']".into(),
             "kube-system",
             "kube-*",
-            "line 2: excludeNamespaces: ",
+            "2: excludeNamespaces[0]: ",
         ),
         (
             "imagePullSecrets: ['@']".into(),
             "registry.example",
             "my registry",
-            "line 2: imagePullSecrets: ",
+            "2: imagePullSecrets[0]: ",
         ),
         (
             "ncclTopology: {instanceTypeLabel: '@'}".into(),
             "a/b",
             "a b",
-            "line 2: ncclTopology.instanceTypeLabel: ",
+            "2: ncclTopology.instanceTypeLabel: ",
         ),
         (
             groups("annotationKeys: ['@']"),
             "a.example/group",
             "a.example/my group",
-            "line 5: gangDiscovery.annotationKeys: ",
+            "5: gangDiscovery.annotationKeys[0]: ",
         ),
         (
             groups("labelKeys: ['@']"),
             "osmo.group_uuid",
             "osmo/",
-            "line 5: gangDiscovery.labelKeys: ",
+            "5: gangDiscovery.labelKeys[0]: ",
         ),
         (
             labels("gangIdLabel: '@', gangSizeLabel: s"),
             "gang",
             "gang!",
-            "line 4: gangDiscovery.labels.gangIdLabel: ",
+            "4: gangDiscovery.labels.gangIdLabel: ",
         ),
         (
             labels("gangIdLabel: i, gangSizeLabel: '@'"),
             "size",
             "a/b/c",
-            "line 4: gangDiscovery.labels.gangSizeLabel: ",
+            "4: gangDiscovery.labels.gangSizeLabel: ",
         ),
         (
             "namespaceSelector: {matchLabels: {'@': b}}".into(),
             "a",
             "a!",
-            "namespaceSelector: ",
+            "2: namespaceSelector: ",
         ),
         (
             "objectSelector: {matchLabels: {a: '@'}}".into(),
             "b",
             "b c",
-            "objectSelector: ",
+            "2: objectSelector: ",
         ),
         (
             "objectSelector: {matchExpressions: [{key: a, operator: '@', values: [b]}]}".into(),
             "NotIn",
             "Inside",
-            "objectSelector: the operator is ",
+            "2: objectSelector: the operator is ",
         ),
     ];
     for (text, right, wrong, place) in places {
@@ -109,7 +109,7 @@ fn a_name_that_kubernetes_refuses_is_an_error_wherever_it_stands() {
         };
         assert_eq!(read(right).map(|_| ()), Ok(()), "{text}");
         let error = read(wrong).expect_err(&text).to_string();
-        let expected = format!("config.yaml: {place}{wrong:?}");
+        let expected = format!("config.yaml:{place}{wrong:?}");
         assert!(error.starts_with(&expected), "{text}: {error}");
     }
     let discovery = serde_json::json!({"method": "labels", "labels": {"gangIdLabel": "a b", "gangSizeLabel": "s"}});
@@ -127,6 +127,6 @@ fn a_name_that_kubernetes_refuses_is_an_error_wherever_it_stands() {
         let error = Config::parse(&text, "test")
             .expect_err(selector)
             .to_string();
-        assert!(error.starts_with("test: namespaceSelector: "), "{error}");
+        assert!(error.starts_with("test:2: namespaceSelector: "), "{error}");
     }
 }
