@@ -21,6 +21,7 @@ mod webhook;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use contract::findings::FileError;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use act::drain_config;
@@ -140,13 +141,8 @@ pub enum SettingsError {
         source: std::io::Error,
     },
     /// The configuration file has an error.
-    #[error("{}:{line}: {what}", path.display())]
-    File {
-        path: PathBuf,
-        /// Number of the line, from 1.
-        line: usize,
-        what: String,
-    },
+    #[error("{error}")]
+    File { path: PathBuf, error: FileError },
     /// A value is invalid.
     #[error("{name} {value:?}: {what}")]
     Value {

@@ -36,6 +36,8 @@ pub enum Format {
 pub struct FileError {
     /// Findings as `file:line: what`.
     pub findings: Vec<String>,
+    /// Line of the first finding.
+    pub line: usize,
 }
 
 /// Collector of the findings about a file.
@@ -48,6 +50,8 @@ pub struct Findings<'a> {
     /// Path of the table that holds the configuration; empty for the whole file.
     root: String,
     found: Vec<String>,
+    /// Line of the first finding.
+    line: usize,
     /// Start of the entry being read (byte offset).
     entry_at: usize,
     /// Title of that entry for people.
@@ -55,23 +59,9 @@ pub struct Findings<'a> {
 }
 
 /// Returns the line, from 1, of the byte at `offset`.
-pub fn line_of(text: &str, offset: usize) -> usize {
+fn line_of(text: &str, offset: usize) -> usize {
     let before = text.as_bytes().iter().take(offset);
     1 + before.filter(|byte| **byte == b'\n').count()
-}
-
-/// Returns `line N: ` for the first line of a YAML file that contains `part`, or an empty text:
-/// the YAML reader does not report the position of a value.
-pub fn on_line_with(text: &str, part: &str) -> String {
-    let line = text
-        .lines()
-        .position(|line| !part.is_empty() && line.contains(part));
-    line.map_or_else(String::new, |line| format!("line {}: ", line + 1))
-}
-
-/// Returns the byte offset of a TOML error.
-pub fn start_of(error: &toml::de::Error) -> usize {
-    error.span().map_or(0, |span| span.start)
 }
 
 /// Returns the byte offset of the begin of a line.
@@ -103,6 +93,7 @@ impl<'a> Findings<'a> {
             keys: OnceCell::new(),
             root: String::new(),
             found: Vec::new(),
+            line: 1,
             entry_at: 0,
             entry: String::new(),
         };
@@ -296,13 +287,16 @@ impl<'a> Findings<'a> {
     }
 
     /// Records a problem on `line`. The same one is recorded once.
-    pub fn on_line(&mut self, line: usize, what: &str) {
+    fn on_line(&mut self, line: usize, what: &str) {
         let what = match self.found.len() {
             ..MAX_FINDINGS => what,
             MAX_FINDINGS => "there are more findings, which are not listed",
             _ => return,
         };
         let finding = format!("{}:{line}: {what}", self.source);
+        if self.found.is_empty() {
+            self.line = line;
+        }
         if !self.found.contains(&finding) {
             self.found.push(finding);
         }
@@ -319,16 +313,15 @@ impl<'a> Findings<'a> {
     }
 
     /// Returns the error for a problem at `offset` that prevents further checks.
-    pub fn stop(self, offset: usize, what: &str) -> FileError {
-        let line = line_of(self.text, offset);
-        self.stop_on_line(line, what)
+    pub fn stop(mut self, offset: usize, what: &str) -> FileError {
+        self.at(offset, what);
+        self.error()
     }
 
-    /// Returns the error for a problem on `line` that prevents further checks.
-    pub fn stop_on_line(mut self, line: usize, what: &str) -> FileError {
-        self.on_line(line, what);
+    fn error(self) -> FileError {
         FileError {
             findings: self.found,
+            line: self.line,
         }
     }
 
@@ -340,12 +333,9 @@ impl<'a> Findings<'a> {
     /// Returns `value` if there are no findings.
     pub fn result<T>(self, value: T) -> Result<T, FileError> {
         if self.found.is_empty() {
-            Ok(value)
-        } else {
-            Err(FileError {
-                findings: self.found,
-            })
+            return Ok(value);
         }
+        Err(self.error())
     }
 }
 

@@ -1,5 +1,5 @@
-//! Interfaces to the outside world: protobuf messages, the JSON forms of a health event, and
-//! names on Kubernetes nodes.
+//! Interfaces to the outside world: protobuf messages, the JSON forms of a health event, names
+//! on Kubernetes nodes, and configuration files.
 //!
 //! This crate decides nothing and does no I/O. Names and numbers are those of NVSentinel, so
 //! that its monitors, dashboards and scripts keep working; gpuwarden's own names start with

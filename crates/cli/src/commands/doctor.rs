@@ -101,8 +101,9 @@ where
 fn unusable(error: &SettingsError) -> Finding {
     let finding = Finding::problem("settings", causes(error));
     match error {
-        SettingsError::File { path, line, .. } => finding.fix(format!(
-            "${{EDITOR:-vi}} +{line} {}",
+        SettingsError::File { path, error } => finding.fix(format!(
+            "${{EDITOR:-vi}} +{} {}",
+            error.line,
             shell::word(&path.to_string_lossy())
         )),
         _ => finding,
@@ -260,17 +261,21 @@ impl From<ControllerSettings> for Installation {
 
 #[cfg(test)]
 mod tests {
+    use contract::findings::FileError;
+
     use super::*;
 
     #[test]
     fn a_wrong_setting_is_a_problem_with_its_place() {
         let found = unusable(&SettingsError::File {
             path: "/c d.toml".into(),
-            line: 3,
-            what: "unknown field `x`".into(),
+            error: FileError {
+                findings: vec!["/c d.toml:3: unknown key 'x'".into()],
+                line: 3,
+            },
         });
         assert_eq!(found.result, Severity::Problem);
-        assert_eq!(found.what, "/c d.toml:3: unknown field `x`");
+        assert_eq!(found.what, "/c d.toml:3: unknown key 'x'");
         assert_eq!(found.fix.as_deref(), Some("${EDITOR:-vi} +3 '/c d.toml'"));
         let found = unusable(&SettingsError::Read {
             path: "/none".into(),

@@ -136,9 +136,17 @@ fn what_is_wrong_is_named() {
             "--node-name \"a b\"",
         ),
         ("accept-nodes = \"all\"\n", |_| (), "--accept-nodes \"all\""),
-        ("lisen = \"x\"\n", |_| (), "c.toml:1: unknown field `lisen`"),
+        (
+            "lisen = \"x\"\n",
+            |_| (),
+            "c.toml:1: unknown key 'lisen'; did you mean 'listen'?",
+        ),
         // Keys of other roles are unknown.
-        ("\ncontroller = \"x\"\n", |_| (), "c.toml:2: unknown field"),
+        (
+            "\ncontroller = \"x\"\n",
+            |_| (),
+            "c.toml:2: unknown key 'controller'",
+        ),
         ("\n\nlisten = \"nowhere\"\n", |_| (), "c.toml:3:"),
         (
             "",
@@ -190,7 +198,7 @@ fn a_wrong_type_is_named_with_its_key_and_what_would_be_right() {
     ] {
         let line = 1 + file.matches('\n').count();
         let error = run(file, |_| ()).unwrap_err().to_string();
-        let place = format!("c.toml:{line}: {key}: ");
+        let place = format!("c.toml:{line}: {key} is ");
         assert!(error.contains(&place) && error.contains(remedy), "{error}");
     }
     let error =
@@ -217,7 +225,7 @@ fn clients_take_a_file_of_any_role_and_refuse_a_key_of_none() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("c.toml:2: unknown field `sever`; did you mean `server`?"),
+        error.contains("c.toml:2: unknown key 'sever'; did you mean 'server'?"),
         "{error}"
     );
     // A server accepts the keys for its clients.

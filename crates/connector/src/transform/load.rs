@@ -295,7 +295,7 @@ pub fn overrides(text: &str, source: &str) -> Result<(Overrides, Vec<String>), F
         return Ok((Overrides::default(), vec![note]));
     }
     if keys.rules.is_empty() {
-        findings.on_line(1, "enabled is true and there are no rules");
+        findings.at(0, "enabled is true and there are no rules");
     }
     if let Some(first) = keys.rules.get(MAX_RULES) {
         let found = keys.rules.len();
@@ -317,7 +317,7 @@ pub fn overrides(text: &str, source: &str) -> Result<(Overrides, Vec<String>), F
             "the rules together can take {cost} steps for an event, at most {MAX_POLICY_COST} are \
              taken; loop over less"
         );
-        findings.on_line(1, &what);
+        findings.at(0, &what);
     }
     findings.result((Overrides { rules }, Vec::new()))
 }

@@ -11,6 +11,10 @@ use super::Format;
 const LIST: &str = "a list";
 const TABLE: &str = "a table";
 
+/// Longest path of a list or a table whose values have places (bytes): a file of brackets alone
+/// would have paths of its own length.
+const MAX_PATH_BYTES: usize = 256;
+
 /// A value in a file.
 #[derive(Clone, Debug, Default)]
 pub struct Key {
@@ -77,6 +81,9 @@ fn of_value(mut key: Key, value: &DeValue<'_>, keys: &mut Vec<Key>) {
         _ => None,
     };
     keys.push(key.clone());
+    if key.path.len() > MAX_PATH_BYTES {
+        return;
+    }
     match value {
         DeValue::Table(table) => of_table(&key, table, keys),
         DeValue::Array(values) => {
@@ -125,6 +132,12 @@ fn of_yaml(text: &str, keys: &mut Vec<Key>) {
         let key = open.last_mut().map(|within| within.key(value));
         let key = key.map(|key| Key { kind, ..key });
         if kind.is_some() {
+            if key
+                .as_ref()
+                .is_some_and(|key| key.path.len() > MAX_PATH_BYTES)
+            {
+                return;
+            }
             let whole = Key {
                 kind,
                 ..Key::default()

@@ -7,6 +7,8 @@ use super::keys::{Key, joined};
 use super::{Format, start_of_line};
 use crate::nearest::hint;
 
+/// Most keys that are listed as a hint.
+const LISTED: usize = 40;
 /// Most characters of a value that are shown.
 const SHOWN: usize = 40;
 
@@ -117,8 +119,10 @@ impl ReadError {
 
 /// Returns the text of the finding about a key that nothing reads.
 pub(super) fn unknown_key(path: &str, name: &str, known: &[&str]) -> String {
-    let hint = hint(name, known).unwrap_or_else(|| format!("there is {}", known.join(", ")));
-    format!("unknown key '{path}'; {hint}")
+    let hint = hint(name, known)
+        .or_else(|| (known.len() <= LISTED).then(|| format!("there is {}", known.join(", "))));
+    let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
+    format!("unknown key '{path}'{hint}")
 }
 
 /// Splits a message after a quoted name.

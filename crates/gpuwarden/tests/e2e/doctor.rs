@@ -263,11 +263,11 @@ fn what_is_wrong_in_a_configuration_is_told_as_the_role_tells_it() {
     for (wrong, expected) in [
         (
             "lisen = 1\n",
-            "c.toml:5: unknown field `lisen`; did you mean `listen`?",
+            "c.toml:5: unknown key 'lisen'; did you mean 'listen'?",
         ),
         (
             "retention = 5\n",
-            "c.toml:5: retention: invalid type: integer",
+            "c.toml:5: retention is 5; write a duration",
         ),
         ("history = \"soon\"\n", "--history \"soon\""),
     ] {
