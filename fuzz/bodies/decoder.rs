@@ -39,7 +39,7 @@ pub fn run(input: &[u8]) {
         assert!(found.is_empty(), "one line has one finding");
         match (&said, finding.as_ref().map(|finding| &finding.kind)) {
             (Some(LogLine::Xid(xid)), Some(FindingKind::Xid { code, .. })) => {
-                assert_eq!(xid.code, *code)
+                assert_eq!(xid.code, *code);
             }
             (Some(LogLine::Sxid(sxid)), Some(FindingKind::Sxid { code, .. })) => {
                 assert_eq!(sxid.code, *code);

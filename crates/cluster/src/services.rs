@@ -165,7 +165,7 @@ fn whole_list(
         apply_signal(&mut objects, signal, |object: &Arc<Value>| {
             Some((title(object), Arc::clone(object)))
         });
-        if !may_change || !objects.is_complete() || objects.is_coming() {
+        if !may_change || !objects.is_complete() || objects.is_arriving() {
             return None;
         }
         let objects: Vec<&Value> = objects.values().map(Arc::as_ref).collect();

@@ -19,7 +19,7 @@ use crate::forward::{ForwardTarget, TargetTls};
 pub struct ConnectorConfig {
     /// Transformers, in the order of their use.
     pub transformers: Vec<Transformer>,
-    /// MessageLimits for the messages of node conditions, which NVSentinel's connector writes.
+    /// Limits for the messages of node conditions, which NVSentinel's connector writes.
     pub limits: MessageLimits,
     /// Service that events are forwarded to, in addition to the store.
     pub forward: Option<ForwardTarget>,

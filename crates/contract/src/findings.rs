@@ -129,7 +129,7 @@ impl<'a> Findings<'a> {
 
     /// Reads the configuration from below a key of the file, if the file has that key: paths of
     /// findings begin there.
-    pub fn within(&mut self, root: &str) -> bool {
+    pub fn enter_table(&mut self, root: &str) -> bool {
         let is_there = self.keys().iter().any(|key| key.path == root);
         if is_there {
             root.clone_into(&mut self.root);
@@ -175,7 +175,7 @@ impl<'a> Findings<'a> {
 
     /// Returns a number within `range`, and records any other. `unit` names what it counts, such
     /// as ` of minutes`, and may be empty.
-    pub fn whole(
+    pub fn whole_number(
         &mut self,
         path: &str,
         number: Option<i64>,
@@ -199,7 +199,7 @@ impl<'a> Findings<'a> {
         number: Option<i64>,
         range: RangeInclusive<i64>,
     ) -> Option<SignedDuration> {
-        let minutes = self.whole(path, number, range, " of minutes");
+        let minutes = self.whole_number(path, number, range, " of minutes");
         minutes.map(SignedDuration::from_mins)
     }
 
@@ -250,7 +250,7 @@ impl<'a> Findings<'a> {
     }
 
     /// Starts an entry of the file. `title` returns the entry's name for people.
-    pub fn begin<T>(&mut self, entry: Spanned<T>, title: impl Fn(&T) -> String) -> T {
+    pub fn begin_entry<T>(&mut self, entry: Spanned<T>, title: impl Fn(&T) -> String) -> T {
         self.entry_at = entry.span().start;
         self.entry = title(entry.get_ref());
         entry.into_inner()
@@ -303,7 +303,7 @@ impl<'a> Findings<'a> {
     }
 
     /// Returns the text of a finding without recording it, for problems that do no harm.
-    pub fn said(&self, offset: usize, what: &str) -> String {
+    pub fn text_at(&self, offset: usize, what: &str) -> String {
         format!("{}: {what}", self.place(offset))
     }
 

@@ -74,14 +74,18 @@ impl Retention {
                     Ok(pruned) => {
                         events.inc_by(pruned.events);
                         entries.inc_by(pruned.entries);
-                        for consumer in pruned.gone.iter().filter(|it| !warned_gone.contains(*it)) {
+                        for consumer in pruned
+                            .gone_consumers
+                            .iter()
+                            .filter(|it| !warned_gone.contains(*it))
+                        {
                             tracing::warn!(
                                 consumer,
                                 "a reader of the stored events has been gone for a week: events that \
                                  it has not read are no longer kept for it"
                             );
                         }
-                        warned_gone = pruned.gone;
+                        warned_gone = pruned.gone_consumers;
                         if pruned.more {
                             pause = BETWEEN_PARTS;
                         } else if pruned.over > 0 && !warned_over {
@@ -130,7 +134,7 @@ impl Retention {
             finished: fleet
                 .missed_from
                 .map_or(fleet.applied, |from| fleet.applied.min(from.before())),
-            gone: ago(GONE),
+            gone_before: ago(GONE),
             keep,
         })
     }

@@ -121,7 +121,7 @@ pub enum Stay {
     OtherGpu,
 }
 
-/// Next event for a pod that leaves. Displayed for people.
+/// Next step of a pod that leaves. Displayed for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// The pod is asked to write a checkpoint before its eviction.

@@ -180,7 +180,7 @@ impl Stages {
 
 impl<'a> Facts<'a> {
     /// Returns the node and the session on it; `None` where it carries no session.
-    pub(super) fn ours(&self) -> Option<(&'a ObservedNode, &'a Ownership)> {
+    pub(super) fn session_on_node(&self) -> Option<(&'a ObservedNode, &'a Ownership)> {
         let observed = self.observed?;
         Some((observed, observed.own.as_deref()?))
     }

@@ -5,8 +5,9 @@
 //! `UnQuarantined` for the recovery that gave the node back, `Cancelled` for all events of a
 //! session that ended without one. An event that takes no part in a quarantine has no status.
 //!
-//! Nothing is decided here: [`Reports::update`] derives the updates from the node and the open
-//! faults. The record of an event carries the id of its session, so that the later changes of a
+//! The node and the open faults decide: [`Reports::update`] derives the updates from them, and
+//! [`SessionEnd::settle`] those of a session's end, for which the statuses so far are read from the
+//! store. The record of an event carries the id of its session, so that the later changes of a
 //! session need no list of its events. After a restart everything is derived again, and a record
 //! keeps the status that it has in the session; so an update that a crash prevented is made up
 //! for, and a repeated one does no harm.

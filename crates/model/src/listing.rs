@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Listing<K, V> {
     known: BTreeMap<K, V>,
     /// Keys of the list that is arriving. `None` between lists.
-    coming: Option<BTreeSet<K>>,
+    arriving: Option<BTreeSet<K>>,
     complete: bool,
 }
 
@@ -17,7 +17,7 @@ impl<K, V> Default for Listing<K, V> {
     fn default() -> Self {
         Self {
             known: BTreeMap::new(),
-            coming: None,
+            arriving: None,
             complete: false,
         }
     }
@@ -26,13 +26,13 @@ impl<K, V> Default for Listing<K, V> {
 impl<K: Clone + Ord, V> Listing<K, V> {
     /// Starts a new list.
     pub fn begin(&mut self) {
-        self.coming = Some(BTreeSet::new());
+        self.arriving = Some(BTreeSet::new());
     }
 
     /// Sets an object that arrived in a list or as a change. Returns the previous one.
     pub fn set(&mut self, key: K, object: V) -> Option<V> {
-        if let Some(coming) = &mut self.coming {
-            coming.insert(key.clone());
+        if let Some(arriving) = &mut self.arriving {
+            arriving.insert(key.clone());
         }
         self.known.insert(key, object)
     }
@@ -43,8 +43,8 @@ impl<K: Clone + Ord, V> Listing<K, V> {
         K: Borrow<Q>,
     {
         // A deletion is newer than the arriving list.
-        if let Some(coming) = &mut self.coming {
-            coming.remove(key);
+        if let Some(arriving) = &mut self.arriving {
+            arriving.remove(key);
         }
         self.known.remove(key)
     }
@@ -52,10 +52,10 @@ impl<K: Clone + Ord, V> Listing<K, V> {
     /// Completes the list. Returns the objects that are gone.
     pub fn end(&mut self) -> Vec<(K, V)> {
         self.complete = true;
-        let Some(coming) = self.coming.take() else {
+        let Some(arriving) = self.arriving.take() else {
             return Vec::new();
         };
-        let lacks = |key: &&K| !coming.contains(key);
+        let lacks = |key: &&K| !arriving.contains(key);
         let gone: Vec<K> = self.known.keys().filter(lacks).cloned().collect();
         let gone = gone.into_iter();
         gone.filter_map(|key| self.known.remove_entry(&key))
@@ -68,8 +68,8 @@ impl<K: Clone + Ord, V> Listing<K, V> {
     }
 
     /// Returns whether a list is arriving.
-    pub fn is_coming(&self) -> bool {
-        self.coming.is_some()
+    pub fn is_arriving(&self) -> bool {
+        self.arriving.is_some()
     }
 
     /// Returns the object with this key.
@@ -103,13 +103,13 @@ mod tests {
     #[test]
     fn what_a_complete_list_lacks_is_gone_and_not_before() {
         let mut listing = Listing::default();
-        assert!(!listing.is_complete() && !listing.is_coming());
+        assert!(!listing.is_complete() && !listing.is_arriving());
         listing.begin();
         assert_eq!(listing.set("a", 1), None);
         assert_eq!(listing.set("b", 1), None);
-        assert!(listing.is_coming());
+        assert!(listing.is_arriving());
         assert_eq!(listing.end(), []);
-        assert!(listing.is_complete() && !listing.is_coming());
+        assert!(listing.is_complete() && !listing.is_arriving());
         // A change between two lists.
         assert_eq!(listing.set("c", 1), None);
         assert_eq!(listing.remove("a"), Some(1));

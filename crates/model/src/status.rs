@@ -70,8 +70,8 @@ pub enum SessionChange {
     /// Progress of the drain at a time. A final eviction status
     /// ([`EvictionStatus::is_final`](eviction::EvictionStatus::is_final)) stays.
     Drain(Eviction, Timestamp),
-    /// Progress of the remediation, for the events that it covers ([`RemediationProgress::up_to`]). An event
-    /// whose fault was remediated stays so.
+    /// Progress of the remediation, for the events that it covers
+    /// ([`RemediationProgress::up_to`]). An event whose fault was remediated stays so.
     Remediation(RemediationProgress),
     /// The session ended without a recovery.
     Cancelled,
@@ -133,10 +133,10 @@ impl EventStatus {
                     self.update_eviction(eviction.clone(), *at);
                 }
             }
-            SessionChange::Remediation(repair) => {
-                if received_at <= repair.up_to && self.fault_remediated != Some(true) {
-                    self.fault_remediated = repair.remediated.or(self.fault_remediated);
-                    self.last_remediation_at = repair.attempted_at.or(self.last_remediation_at);
+            SessionChange::Remediation(progress) => {
+                if received_at <= progress.up_to && self.fault_remediated != Some(true) {
+                    self.fault_remediated = progress.remediated.or(self.fault_remediated);
+                    self.last_remediation_at = progress.attempted_at.or(self.last_remediation_at);
                 }
             }
             SessionChange::Cancelled => self.node_quarantined = Some(NodeQuarantined::Cancelled),

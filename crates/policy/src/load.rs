@@ -151,7 +151,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         if key.is_error {
             findings.at(key.offset, &key.what);
         } else {
-            warnings.push(findings.said(key.offset, &key.what));
+            warnings.push(findings.text_at(key.offset, &key.what));
         }
     }
     let mut reader = Reader {
@@ -266,7 +266,7 @@ impl Reader<'_> {
     fn rule_set(&mut self, entry: Spanned<RuleSetEntry>) -> Option<RuleSet> {
         let start = entry.span().start;
         let title = |entry: &RuleSetEntry| format!("rule set '{}'", entry.name);
-        let entry = self.findings.begin(entry, title);
+        let entry = self.findings.begin_entry(entry, title);
         if entry.name.trim().is_empty() {
             self.findings.at(start, "a rule set needs a name");
         }
@@ -293,7 +293,7 @@ impl Reader<'_> {
         for entry in entries {
             let start = entry.span().start;
             let title = |entry: &RouteEntry| format!("route '{}'", entry.name);
-            let entry = self.findings.begin(entry, title);
+            let entry = self.findings.begin_entry(entry, title);
             if entry.name.trim().is_empty() {
                 self.findings.at(start, "a route needs a name");
             } else if routes.iter().any(|known| known.rules.name == entry.name) {
@@ -416,7 +416,7 @@ impl Reader<'_> {
             let what = format!(
                 "rule set '{rule_set}': the taint has no effect: it needs key, value and effect"
             );
-            self.warnings.push(self.findings.said(start, &what));
+            self.warnings.push(self.findings.text_at(start, &what));
             return None;
         };
         let (key, value) = (

@@ -227,7 +227,7 @@ impl Config {
     /// wrong.
     pub fn parse(text: &str, source: &str) -> Result<Self, FileError> {
         let mut findings = Findings::new(text, source, Format::Yaml)?;
-        let keys = if WRAPPERS.iter().any(|key| findings.within(key)) {
+        let keys = if WRAPPERS.iter().any(|key| findings.enter_table(key)) {
             Some(findings.parse::<Wrapped>()?.keys)
         } else {
             findings.parse()?

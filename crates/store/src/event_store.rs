@@ -232,7 +232,7 @@ pub struct Prune {
     pub finished: Position,
     /// Consumers whose last checkpoint is older than this are gone: events that they have not
     /// finished are not kept for them.
-    pub gone: Timestamp,
+    pub gone_before: Timestamp,
     /// Ids of events to keep.
     pub keep: Vec<String>,
 }
@@ -247,7 +247,7 @@ pub struct Pruned {
     /// True if another call would delete more.
     pub more: bool,
     /// Names of the consumers that are gone.
-    pub gone: Vec<String>,
+    pub gone_consumers: Vec<String>,
     /// Size beyond [`Prune::max_bytes`] (bytes). If [`more`](Self::more) is false, this is data
     /// that must not be deleted.
     pub over: u64,

@@ -182,7 +182,7 @@ impl Stored {
     }
 
     fn prune(&mut self, prune: &Prune) -> Pruned {
-        let is_gone = |saved_at: &Timestamp| *saved_at < prune.gone;
+        let is_gone = |saved_at: &Timestamp| *saved_at < prune.gone_before;
         let checkpoints = self.checkpoints.iter();
         let (gone, there): (Vec<_>, Vec<_>) =
             checkpoints.partition(|(_, (saved_at, _))| is_gone(saved_at));
@@ -226,7 +226,7 @@ impl Stored {
             events: (events - self.events.len()) as u64,
             entries: (entries - self.journal.len()) as u64,
             more: false,
-            gone,
+            gone_consumers: gone,
             over: self.bytes().saturating_sub(prune.max_bytes),
         }
     }

@@ -434,7 +434,7 @@ fn prune_nothing() -> Prune {
         passes_before: Timestamp::UNIX_EPOCH,
         max_bytes: u64::MAX,
         finished: Position::START,
-        gone: Timestamp::UNIX_EPOCH,
+        gone_before: Timestamp::UNIX_EPOCH,
         keep: Vec::new(),
     }
 }

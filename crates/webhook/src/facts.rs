@@ -341,7 +341,7 @@ async fn follow_classes(
                 Some((text("/metadata/name")?.to_owned(), resource))
             });
             // The previous classes stay valid until a new list is complete.
-            let listed = resources.is_complete() && !resources.is_coming();
+            let listed = resources.is_complete() && !resources.is_arriving();
             if listed {
                 let by_resource = resources.iter();
                 let by_resource = by_resource

@@ -341,7 +341,7 @@ pub fn dedup(text: &str, source: &str) -> Result<dedup::Settings, FileError> {
 fn rule_of(entry: Spanned<RuleKeys>, findings: &mut Findings<'_>) -> Option<Override> {
     let start = entry.span().start;
     let RuleKeys { name, when, change } =
-        findings.begin(entry, |rule| format!("rule '{}'", rule.name));
+        findings.begin_entry(entry, |rule| format!("rule '{}'", rule.name));
     if name.trim().is_empty() || name.len() > MAX_NAME_BYTES {
         let what = format!("a rule needs a name of at most {MAX_NAME_BYTES} bytes");
         findings.at(start, &what);

@@ -54,7 +54,7 @@ pub(super) fn keys(text: &str, format: Format) -> Vec<Key> {
             }
         }
         // JSON is YAML.
-        Format::Yaml | Format::Json => of_yaml(text, &mut keys),
+        Format::Yaml | Format::Json => yaml_keys(text, &mut keys),
     }
     keys
 }
@@ -95,7 +95,7 @@ fn of_value(mut key: Key, value: &DeValue<'_>, keys: &mut Vec<Key>) {
     }
 }
 
-fn of_yaml(text: &str, keys: &mut Vec<Key>) {
+fn yaml_keys(text: &str, keys: &mut Vec<Key>) {
     let place = |span: &Span| {
         let offset = |marker: Marker| marker.byte_offset().unwrap_or_default();
         offset(span.start)..offset(span.end)

@@ -180,7 +180,7 @@ fn values_are_checked_and_all_findings_have_the_line_of_their_key() {
         (&*wrapped, Format::Yaml, "spec", [2, 4, 5, 5, 7, 3, 1]),
     ] {
         let mut findings = Findings::new(text, "f", format).unwrap();
-        assert_eq!(findings.within("spec"), !root.is_empty());
+        assert_eq!(findings.enter_table("spec"), !root.is_empty());
         assert_eq!(findings.minutes("many", Some(0), 1..=9), None);
         let minute = SignedDuration::from_mins(1);
         assert_eq!(findings.duration("table.time", "0s", minute * 5), None);

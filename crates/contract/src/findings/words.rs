@@ -26,7 +26,7 @@ pub(super) fn deserialize<T: DeserializeOwned>(text: &str, format: Format) -> Re
             at: error.span().map_or(0, |span| span.start),
             message: error.message().to_owned(),
         }),
-        Format::Yaml => serde_saphyr::from_str(text).map_err(|error| of_yaml(&error)),
+        Format::Yaml => serde_saphyr::from_str(text).map_err(|error| yaml_error(&error)),
         Format::Json => serde_json::from_str(text).map_err(|error| {
             let shown = error.to_string();
             let place = format!(" at line {} column {}", error.line(), error.column());
@@ -45,7 +45,7 @@ pub(super) fn deserialize<T: DeserializeOwned>(text: &str, format: Format) -> Re
     }
 }
 
-fn of_yaml(error: &serde_saphyr::Error) -> ReadError {
+fn yaml_error(error: &serde_saphyr::Error) -> ReadError {
     let at = error
         .location()
         .and_then(|place| place.span().byte_offset());

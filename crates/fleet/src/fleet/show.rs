@@ -195,6 +195,12 @@ impl<'a> Shown<'a> {
         if fleet.settings.cluster && self.in_cluster().is_none() {
             return "the cluster's nodes to be read".to_owned();
         }
+        if !fleet.caught_up {
+            return "the stored events to be read".to_owned();
+        }
+        if fleet.awaits_devices() {
+            return "the cluster's devices to be read".to_owned();
+        }
         if fleet.policy.is_none() {
             return "a policy to be loaded: nothing is decided before".to_owned();
         }

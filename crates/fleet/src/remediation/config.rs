@@ -170,9 +170,9 @@ impl RemediationConfig {
             }
         }
         check_groups(&actions, &mut findings);
-        let max = findings.whole("maxAttempts", file.max_attempts, 1..=MOST_ATTEMPTS, "");
+        let max = findings.whole_number("maxAttempts", file.max_attempts, 1..=MOST_ATTEMPTS, "");
         let hours = file.attempts_window_hours;
-        let hours = findings.whole(
+        let hours = findings.whole_number(
             "attemptsWindowHours",
             hours,
             1..=REMEMBERED_HOURS,

@@ -156,12 +156,12 @@ impl<'a> Draft<'a> {
         let (was_out, is_out) = (self.own.takes_node_out(), desired.takes_node_out());
         // If more pods are to leave than before, the drain begins anew.
         let goes_on = self.own.mark.drain_of(&desired.drain_gpus);
-        let drain = desired.drain.map(|stage| {
+        let drain = desired.drain.map(|progress| {
             let mut mark = goes_on.unwrap_or(DrainMark {
                 since: self.now,
                 done: None,
             });
-            if stage == DrainProgress::Drained {
+            if progress == DrainProgress::Drained {
                 mark.done.get_or_insert(self.now);
             }
             mark

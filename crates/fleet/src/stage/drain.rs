@@ -52,7 +52,7 @@ pub(crate) struct DrainState {
     eviction: Option<Box<Eviction>>,
     /// True if a veto was the reason at the last look why all pods stay.
     vetoed: bool,
-    /// True if the node's mark said at the last look that it is being drained.
+    /// True if the session was draining before the last look.
     begun: bool,
 }
 
@@ -65,12 +65,12 @@ impl DrainState {
     /// Handles a change of the pods. Returns whether to look at the node; during a list, only
     /// once the list is complete.
     pub(crate) fn update_pods(&mut self, update: PodUpdate, now: Timestamp) -> bool {
-        let Some(pods) = self.pods.as_mut().filter(|pods| pods.watched) else {
+        let Some(node_pods) = self.pods.as_mut().filter(|pods| pods.watched) else {
             return false;
         };
-        let listing = pods.pods.is_coming();
-        pods.update(update, now);
-        !listing || !pods.pods.is_coming()
+        let was_arriving = node_pods.pods.is_arriving();
+        node_pods.update(update, now);
+        !was_arriving || !node_pods.pods.is_arriving()
     }
 
     /// Handles the answer to the removal of a pod. Returns whether to look at the node.
@@ -169,7 +169,9 @@ impl DrainState {
     /// it back.
     fn eviction_now(&mut self, facts: &Facts<'_>, desired: &Desired) -> Option<Eviction> {
         self.vetoed = false;
-        let (_, own) = facts.ours().filter(|(_, own)| own.takes_node_out())?;
+        let (_, own) = facts
+            .session_on_node()
+            .filter(|(_, own)| own.takes_node_out())?;
         let stuck = self.pods.as_ref().and_then(|pods| pods.stuck.as_deref());
         let mark = match desired.drain {
             Some(_) => own.mark.drain_of(&desired.drain_gpus),
@@ -316,11 +318,11 @@ impl Stage for DrainState {
         requests: &mut StageRequests<'_>,
     ) -> ControlFlow<()> {
         self.begun = facts.session.phase == Phase::Draining;
-        if let Some((_, own)) = facts.ours() {
+        if let Some((_, own)) = facts.session_on_node() {
             let wanted = drained_gpus(facts, own, desired);
             let gpus = wanted.unwrap_or_else(|| own.mark.drain_gpus.clone());
-            if let Some(stage) = self.progress(facts, own, desired, &gpus) {
-                (desired.drain, desired.drain_gpus) = (Some(stage), gpus);
+            if let Some(progress) = self.progress(facts, own, desired, &gpus) {
+                (desired.drain, desired.drain_gpus) = (Some(progress), gpus);
             }
         }
         self.journal_eviction(facts, desired, requests);
@@ -330,7 +332,9 @@ impl Stage for DrainState {
     /// Removes the pods that are to leave now.
     fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut StageRequests<'_>) {
         let begins = !self.begun;
-        if let Some((_, own)) = facts.ours().filter(|_| facts.session.phase.is_out())
+        if let Some((_, own)) = facts
+            .session_on_node()
+            .filter(|_| facts.session.phase.is_out())
             && let Some(order) = DrainOrder::of(facts, own, desired)
         {
             let mark = own.mark.drain_of(&order.uuids);

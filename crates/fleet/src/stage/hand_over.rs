@@ -20,7 +20,7 @@ impl Stage for HandOver {
         desired: &mut Desired,
         _requests: &mut StageRequests<'_>,
     ) -> ControlFlow<()> {
-        let ours = facts.ours();
+        let ours = facts.session_on_node();
         if let Some((_, own)) = ours.filter(|(observed, _)| observed.view.is_handed_over()) {
             desired.cordon &= own.cordoned;
             let has = |taint: &Taint| own.taints.iter().any(|one| one.taint == *taint);

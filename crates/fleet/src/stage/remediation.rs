@@ -266,7 +266,7 @@ impl RemediationState {
     /// Returns whether a change of the session is gone from the node, and the verdict on it has
     /// to wait until the watch says whether the attempt under way had begun.
     fn awaits_begin(&mut self, facts: &Facts<'_>) -> bool {
-        let Some((observed, own)) = facts.ours().filter(|_| facts.state.acts()) else {
+        let Some((observed, own)) = facts.session_on_node().filter(|_| facts.state.acts()) else {
             return false;
         };
         let mark = own.mark.remediation.as_ref();
@@ -353,7 +353,7 @@ impl Stage for RemediationState {
         desired: &mut Desired,
         requests: &mut StageRequests<'_>,
     ) -> ControlFlow<()> {
-        let Some((_, own)) = facts.ours() else {
+        let Some((_, own)) = facts.session_on_node() else {
             return ControlFlow::Continue(());
         };
         let Some(decision) = self.decide(facts, own, desired) else {
@@ -370,7 +370,7 @@ impl Stage for RemediationState {
 
     /// Creates the custom resource that is due, and journals the changes of earlier attempts.
     fn act(&mut self, facts: &Facts<'_>, desired: &Desired, requests: &mut StageRequests<'_>) {
-        let Some((observed, own)) = facts.ours() else {
+        let Some((observed, own)) = facts.session_on_node() else {
             if facts.observed.is_some() {
                 (self.last_mark, self.awaits, self.whole_node) = (None, None, false);
                 self.unsupported.clear();

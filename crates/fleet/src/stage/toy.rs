@@ -32,7 +32,7 @@ impl Stage for Toy {
     }
 
     fn act(&mut self, facts: &Facts<'_>, _desired: &Desired, requests: &mut StageRequests<'_>) {
-        let ours = facts.ours();
+        let ours = facts.session_on_node();
         let asked = ours.filter(|(observed, _)| observed.view.annotations.contains_key(PAGE));
         let Some((own, since)) = asked.and_then(|(_, own)| Some((own, own.since?))) else {
             return;

@@ -75,23 +75,21 @@ fn next_events(
         let event = which.begins(facts.name, action, facts.state.now);
         return Some((vec![event], why.to_owned()));
     }
-    let gone = |why: &str| {
+    let close_all = |why: &str| {
         let events = open.iter().map(|fault| fault.gone(why, facts.state.now));
-        Some((events.collect(), why.to_owned()))
+        (events.collect(), why.to_owned())
     };
     let Some(own) = own else {
         if desired.wanted() {
             return None; // The node is to be taken out of service.
         }
-        return gone("a person has put the node in service");
+        return Some(close_all("a person has put the node in service"));
     };
     let counts = |id: &str| desired.events.iter().any(|one| one.event.id == id);
     if !lists_validation(own) {
         // The node has yet to list the fault; or it was let in, and is out for another reason.
         let dismissed = !open.iter().any(|fault| counts(&fault.event.id));
-        return dismissed
-            .then(|| gone("a person has let the node in"))
-            .flatten();
+        return dismissed.then(|| close_all("a person has let the node in"));
     }
     let pending = open.iter().find(|fault| fault.code.is_empty())?;
     let others = facts.state.book.faults(facts.name).iter();
@@ -99,19 +97,19 @@ fn next_events(
     // Other faults are remediated first, and an earlier validation does not count.
     let sound = !others.any(|fault| counts(&fault.event.id));
     let Some(config) = facts.state.validates() else {
-        return gone("validation of nodes is switched off");
+        return Some(close_all("validation of nodes is switched off"));
     };
     let Some(action) = &config.action else {
         // Quiet time alone is enough.
         if !sound || quiet_until(facts.state, facts.name, pending) > facts.state.now {
             return None;
         }
-        return gone("the node has passed its validation");
+        return Some(close_all("the node has passed its validation"));
     };
     let last = last_validation(own, pending, action)?;
     let end = last.end.as_ref()?;
     match end.outcome {
-        AttemptOutcome::Succeeded if sound => gone("the node has passed its validation"),
+        AttemptOutcome::Succeeded if sound => Some(close_all("the node has passed its validation")),
         AttemptOutcome::Failed if open.iter().all(|fault| fault.code != FAILED) => {
             let which = Validation::of_fault(pending)?;
             let why = format!("{} has failed: {}", last.title(), end.why);
@@ -123,7 +121,7 @@ fn next_events(
     }
 }
 
-/// Returns why a node without such a fault is to be validated now.
+/// Returns why a node without a validation fault is to be validated now.
 fn reason_to_begin(facts: &Facts<'_>, desired: &Desired) -> Option<(Validation, &'static str)> {
     let config = facts.state.validates()?;
     let observed = facts.observed?;

@@ -221,7 +221,7 @@ impl ValidationConfiguration {
         read: impl Fn(&str) -> std::io::Result<String>,
     ) -> Result<Self, FileError> {
         let mut findings = Findings::new(text, source, Format::Yaml)?;
-        let file = if findings.within("spec") {
+        let file = if findings.enter_table("spec") {
             findings.parse::<Wrapper>()?.spec
         } else {
             findings.parse::<File>()?
@@ -435,14 +435,14 @@ impl ProviderKeys {
     ) -> Option<Provider> {
         let path = |key: &str| format!("providers.{name}.{key}");
         let timeout = Some(self.timeout_seconds.unwrap_or(TIMEOUT));
-        let timeout = findings.whole(
+        let timeout = findings.whole_number(
             &path("timeoutSeconds"),
             timeout,
             1..=LONGEST_TIMEOUT,
             " of seconds",
         );
         let retries = Some(i64::from(self.retries));
-        findings.whole(&path("retries"), retries, 0..=MOST_RETRIES, "")?;
+        findings.whole_number(&path("retries"), retries, 0..=MOST_RETRIES, "")?;
         for (key, one) in [
             ("successfulCondition", &self.successful_condition),
             ("failedCondition", &self.failed_condition),

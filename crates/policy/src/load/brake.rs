@@ -86,7 +86,8 @@ fn amount(entry: &MaxEntry) -> Option<Amount> {
 
 fn window(entry: &CircuitBreakerEntry, findings: &mut Findings<'_>) -> Option<Window> {
     let percentage = entry.percentage.unwrap_or(WINDOW_PERCENTAGE);
-    let percentage = findings.whole("circuitBreaker.percentage", Some(percentage), 1..=100, "");
+    let percentage =
+        findings.whole_number("circuitBreaker.percentage", Some(percentage), 1..=100, "");
     let duration = match &entry.duration {
         Some(text) => findings.duration("circuitBreaker.duration", text, SignedDuration::MAX),
         None => Some(WINDOW_DURATION),

@@ -235,7 +235,7 @@ pub async fn deletes_what_is_old_and_finished(open: impl AsyncFn() -> Store) {
         passes_before: Timestamp::UNIX_EPOCH,
         max_bytes: u64::MAX,
         finished: at[6],
-        gone: Timestamp::UNIX_EPOCH,
+        gone_before: Timestamp::UNIX_EPOCH,
         keep: vec![appended[2].id.clone()],
     };
     let token = |number: usize| Checkpoint {
@@ -300,24 +300,24 @@ pub async fn keeps_nothing_for_a_consumer_that_is_gone(open: impl AsyncFn() -> S
         passes_before: Timestamp::UNIX_EPOCH,
         max_bytes: u64::MAX,
         finished: Position::END,
-        gone: Timestamp::UNIX_EPOCH,
+        gone_before: Timestamp::UNIX_EPOCH,
         keep: Vec::new(),
     };
     let pruned = store.prune(prune.clone()).await.unwrap();
-    assert_eq!((pruned.events, pruned.gone), (2, Vec::new()));
-    prune.gone = Timestamp::now();
+    assert_eq!((pruned.events, pruned.gone_consumers), (2, Vec::new()));
+    prune.gone_before = Timestamp::now();
     // A consumer without progress saves the same token again, and so is not gone.
     save("idle", 5).await;
     let pruned = store.prune(prune.clone()).await.unwrap();
     assert_eq!(
-        (pruned.events, pruned.gone),
+        (pruned.events, pruned.gone_consumers),
         (3, vec!["renamed".to_owned()])
     );
     // A consumer that saves again counts again.
     save("renamed", 2).await;
     save("idle", 9).await;
     let pruned = store.prune(prune).await.unwrap();
-    assert_eq!((pruned.events, pruned.gone), (0, Vec::new()));
+    assert_eq!((pruned.events, pruned.gone_consumers), (0, Vec::new()));
     store.close().await;
 }
 
@@ -357,7 +357,7 @@ pub async fn deletes_passes_that_closed_nothing(open: impl AsyncFn() -> Store) {
         passes_before: time(8),
         max_bytes: u64::MAX,
         finished: at[8],
-        gone: Timestamp::UNIX_EPOCH,
+        gone_before: Timestamp::UNIX_EPOCH,
         keep: Vec::new(),
     };
     let pruned = store.prune(prune.clone()).await.unwrap();
@@ -392,7 +392,7 @@ pub async fn deletes_the_oldest_where_there_is_too_much(open: impl AsyncFn() -> 
         passes_before: Timestamp::UNIX_EPOCH,
         max_bytes: whole / 2,
         finished: Position::END,
-        gone: Timestamp::UNIX_EPOCH,
+        gone_before: Timestamp::UNIX_EPOCH,
         keep: Vec::new(),
     };
     while store.prune(prune.clone()).await.unwrap().more {}

@@ -299,7 +299,7 @@ pub async fn pages_stay_whole_while_rows_come_and_go(open: impl AsyncFn() -> Sto
             passes_before: Timestamp::UNIX_EPOCH,
             max_bytes: u64::MAX,
             finished: Position::END,
-            gone: Timestamp::UNIX_EPOCH,
+            gone_before: Timestamp::UNIX_EPOCH,
             keep: Vec::new(),
         };
         store.prune(prune).await.unwrap();

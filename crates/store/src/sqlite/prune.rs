@@ -37,7 +37,7 @@ const DELETE_ENTRIES: &str = "
         SELECT seq FROM (SELECT seq, at FROM journal WHERE seq > ?3 ORDER BY seq LIMIT ?2)
         WHERE at < ?1)";
 /// Selects the position of the n-th journal entry behind a position.
-const LAST_ENTRY: &str = "SELECT seq FROM journal WHERE seq > ?1 ORDER BY seq LIMIT 1 OFFSET ?2";
+const NTH_ENTRY: &str = "SELECT seq FROM journal WHERE seq > ?1 ORDER BY seq LIMIT 1 OFFSET ?2";
 /// Bytes that must be writable before the trouble is over.
 const PROBE_BYTES: usize = 256 * 1024;
 
@@ -58,13 +58,13 @@ pub(super) fn prune(
     round: &Round,
 ) -> rusqlite::Result<Pruned> {
     let upto = finished_position(connection, prune)?;
-    let young = Young {
+    let cutoff = Cutoff {
         since: prune.before.as_microsecond(),
         passes_since: prune.passes_before.as_microsecond(),
     };
     let keep: HashSet<&[u8]> = prune.keep.iter().map(String::as_bytes).collect();
     let mut pruned = Pruned {
-        gone: gone_consumers(connection, prune)?,
+        gone_consumers: gone_consumers(connection, prune)?,
         ..Pruned::default()
     };
     if used_bytes(connection)? > prune.max_bytes {
@@ -84,10 +84,10 @@ pub(super) fn prune(
         pruned.more = pruned.over > 0 && pruned.events + pruned.entries > 0;
     } else {
         pruned.events = in_two_parts(&round.events, |after| {
-            delete_events(connection, after, upto, Some(&young), &keep)
+            delete_events(connection, after, upto, Some(&cutoff), &keep)
         })?;
         pruned.entries = in_two_parts(&round.entries, |after| {
-            delete_entries(connection, after, Some(young.since))
+            delete_entries(connection, after, Some(cutoff.since))
         })?;
         pruned.more = pruned.events.max(pruned.entries) >= CHUNK as u64;
     }
@@ -125,7 +125,7 @@ fn finished_position(connection: &Connection, prune: &Prune) -> rusqlite::Result
         connection.query_row("SELECT max(seq) - 1 FROM event", [], |row| row.get(0))?;
     let slowest: Option<i64> = connection.query_row(
         "SELECT min(token) FROM checkpoint WHERE saved_at >= ?1",
-        [prune.gone.as_microsecond()],
+        [prune.gone_before.as_microsecond()],
         |row| row.get(0),
     )?;
     Ok(number(prune.finished)
@@ -137,7 +137,7 @@ fn finished_position(connection: &Connection, prune: &Prune) -> rusqlite::Result
 fn gone_consumers(connection: &Connection, prune: &Prune) -> rusqlite::Result<Vec<String>> {
     connection
         .prepare_cached("SELECT consumer FROM checkpoint WHERE saved_at < ?1 ORDER BY consumer")?
-        .query_map([prune.gone.as_microsecond()], |row| row.get(0))?
+        .query_map([prune.gone_before.as_microsecond()], |row| row.get(0))?
         .collect()
 }
 
@@ -158,17 +158,17 @@ fn in_two_parts(
 }
 
 /// Times that separate old rows from those too young to delete.
-struct Young {
+struct Cutoff {
     since: i64,
     /// Limit for passes of preflight checks that have closed nothing.
     passes_since: i64,
 }
 
-// === impl Young ===
+// === impl Cutoff ===
 
-impl Young {
+impl Cutoff {
     /// Returns true if an event is too young to delete. A damaged row never is.
-    fn is(&self, row: &Row<'_>) -> bool {
+    fn is_young(&self, row: &Row<'_>) -> bool {
         let has_closed_nothing = || row.get("has_closed_nothing").unwrap_or(false);
         row.get::<_, i64>("created_at")
             .is_ok_and(|at| at >= self.since && (at >= self.passes_since || !has_closed_nothing()))
@@ -181,7 +181,7 @@ fn delete_events(
     connection: &Connection,
     after: i64,
     upto: i64,
-    young: Option<&Young>,
+    cutoff: Option<&Cutoff>,
     keep: &HashSet<&[u8]>,
 ) -> rusqlite::Result<(u64, Option<i64>)> {
     let mut select = connection.prepare_cached(EVENTS)?;
@@ -189,7 +189,7 @@ fn delete_events(
     let (mut found, mut passed_over, mut stopped) = (Vec::new(), 0, None);
     while let Some(row) = rows.next()? {
         let seq = row.get::<_, i64>(0)?;
-        if young.is_some_and(|young| young.is(row)) {
+        if cutoff.is_some_and(|cutoff| cutoff.is_young(row)) {
             passed_over += 1;
         } else if !keep.contains(row.get_ref(1)?.as_bytes()?) {
             // Compared as bytes, so that an event with a damaged id can be deleted too.
@@ -215,7 +215,7 @@ fn delete_entries(
     before: Option<i64>,
 ) -> rusqlite::Result<(u64, Option<i64>)> {
     let stopped = connection
-        .prepare_cached(LAST_ENTRY)?
+        .prepare_cached(NTH_ENTRY)?
         .query_row((after, page(CHUNK - 1)), |row| row.get(0))
         .optional()?;
     let deleted = connection.prepare_cached(DELETE_ENTRIES)?.execute((
@@ -299,7 +299,7 @@ mod tests {
             passes_before: jiff::Timestamp::MIN,
             max_bytes: u64::MAX,
             finished: (i64::MAX as u64).into(),
-            gone: jiff::Timestamp::MIN,
+            gone_before: jiff::Timestamp::MIN,
             keep: Vec::new(),
         }
     }

@@ -60,14 +60,14 @@ fn statement(session: &str, change: &SessionChange) -> (String, Vec<Value>) {
                 time(eviction.finished_at(*at)),
             ],
         ),
-        SessionChange::Remediation(repair) => (
+        SessionChange::Remediation(progress) => (
             "fault_remediated = coalesce(?2, fault_remediated),
              last_remediation_at = coalesce(?3, last_remediation_at)",
             "created_at <= ?4 AND fault_remediated IS NOT 1",
             vec![
-                repair.remediated.into(),
-                time(repair.attempted_at),
-                time(Some(repair.up_to)),
+                progress.remediated.into(),
+                time(progress.attempted_at),
+                time(Some(progress.up_to)),
             ],
         ),
         SessionChange::Cancelled => ("node_quarantined = 'Cancelled'", "TRUE", Vec::new()),
@@ -129,14 +129,14 @@ mod tests {
         let connection = schema::open(&dir.path().join("events.db")).unwrap();
         let at = Timestamp::UNIX_EPOCH;
         let drain = Eviction::new(EvictionStatus::InProgress, "");
-        let repair = RemediationProgress {
+        let progress = RemediationProgress {
             remediated: None,
             attempted_at: None,
             up_to: at,
         };
         for change in [
             SessionChange::Drain(drain, at),
-            SessionChange::Remediation(repair),
+            SessionChange::Remediation(progress),
             SessionChange::Cancelled,
         ] {
             let (sql, values) = statement("session", &change);

@@ -164,7 +164,7 @@ impl Reader<'_> {
         let change = |entry| {
             let entry = self
                 .findings
-                .begin(entry, |entry: &CodeEntry| format!("{kind} {}", entry.code));
+                .begin_entry(entry, |entry: &CodeEntry| format!("{kind} {}", entry.code));
             self.once(known.insert(entry.code));
             let (fatal, action) = (entry.fatal, entry.action);
             self.change(entry.code, fatal, action, entry.meaning, entry.reason)
@@ -175,7 +175,7 @@ impl Reader<'_> {
     fn nvlink5(&mut self, entries: Vec<Spanned<Nvlink5Entry>>) -> Vec<VerdictChange<Nvlink5Key>> {
         let mut known: Vec<Nvlink5Key> = Vec::new();
         let change = |entry| {
-            let entry = self.findings.begin(entry, |entry: &Nvlink5Entry| {
+            let entry = self.findings.begin_entry(entry, |entry: &Nvlink5Entry| {
                 format!("nvlink5 {}", entry.code)
             });
             let key = Nvlink5Key {
@@ -202,7 +202,7 @@ impl Reader<'_> {
         let change = |entry| {
             let entry = self
                 .findings
-                .begin(entry, |entry: &DcgmEntry| format!("dcgm '{}'", entry.name));
+                .begin_entry(entry, |entry: &DcgmEntry| format!("dcgm '{}'", entry.name));
             match Catalog::builtin().dcgm_named(&entry.name) {
                 Some(row) => self.once(known.insert(&row.name)),
                 None => self
@@ -220,7 +220,7 @@ impl Reader<'_> {
         for entry in entries {
             let entry = self
                 .findings
-                .begin(entry, |entry| format!("nic '{}'", entry.name));
+                .begin_entry(entry, |entry| format!("nic '{}'", entry.name));
             self.check_nic_name(&entry.name);
             self.once(read.iter().all(|known| known.name != entry.name));
             let changed = self.changed(entry.reason);
@@ -243,7 +243,7 @@ impl Reader<'_> {
         for pattern in patterns {
             let pattern = self
                 .findings
-                .begin(pattern, |pattern| format!("pattern '{}'", pattern.name));
+                .begin_entry(pattern, |pattern| format!("pattern '{}'", pattern.name));
             if !pattern.enabled {
                 continue;
             }
@@ -261,7 +261,7 @@ impl Reader<'_> {
         for check in checks {
             let check = self
                 .findings
-                .begin(check, |check| format!("check '{}'", check.name));
+                .begin_entry(check, |check| format!("check '{}'", check.name));
             if !check.enabled {
                 continue;
             }
@@ -272,7 +272,9 @@ impl Reader<'_> {
                 continue;
             }
             for rule in check.cancellations {
-                let rule = self.findings.begin(rule, |_| "cancellation".to_owned());
+                let rule = self
+                    .findings
+                    .begin_entry(rule, |_| "cancellation".to_owned());
                 let (source, targets) = self.cancellation(&rule);
                 if targets.len() > MAX_OVERRIDES || rules.len() >= MAX_OVERRIDES {
                     self.findings

@@ -210,7 +210,7 @@ impl CustomState {
         desired: &Desired,
         requests: &mut StageRequests<'_>,
     ) {
-        let Some((observed, own)) = facts.ours() else {
+        let Some((observed, own)) = facts.session_on_node() else {
             return;
         };
         let may_create = facts.veto.is_none() && self.object.may_create(requests.now());

@@ -83,7 +83,7 @@ impl NodePods {
     /// Returns whether the current pods are known. A list from before the watch broke off does
     /// not count: a node that somebody has let in meanwhile may have new pods.
     pub(super) fn has_current_pods(&self) -> bool {
-        self.pods.is_complete() && !self.pods.is_coming() && self.failing.is_none()
+        self.pods.is_complete() && !self.pods.is_arriving() && self.failing.is_none()
     }
 
     /// Updates since when the pods cannot be read. Returns when a person is asked about that.
@@ -165,7 +165,7 @@ impl NodePods {
         )
     }
 
-    /// Returns the pods that leave, each with its next event.
+    /// Returns the pods that leave, each with its next step.
     pub(super) fn leaving<'a>(
         &'a self,
         order: &'a DrainOrder<'_>,

@@ -513,7 +513,7 @@ async fn what_cannot_be_opened() {
     let in_no_directory = directory.join("missing").join("kern.log");
     match Lines::follow(&in_no_directory, None) {
         Err(KernelLogOpenError::NotFound { path, .. }) => {
-            assert_eq!(path, directory.join("missing"))
+            assert_eq!(path, directory.join("missing"));
         }
         other => panic!("{other:?}"),
     }
