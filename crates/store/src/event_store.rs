@@ -83,9 +83,15 @@ pub trait Statuses: Send + Sync + 'static {
     async fn join_session(&self, event: SessionEvent) -> Result<(), StoreError>;
 
     /// Applies a change of a session to its events that are
-    /// [open](model::status::NodeQuarantined::is_open), except those that `change` excludes. The
-    /// cost depends on their number only.
-    async fn change_session(&self, session: &str, change: SessionChange) -> Result<(), StoreError>;
+    /// [open](model::status::NodeQuarantined::is_open), except those that `change` excludes.
+    /// Events of other nodes stay as they are: an id that is damaged on several nodes may be the
+    /// same. In a backend for production the cost depends on the number of these events only.
+    async fn change_session(
+        &self,
+        node: &str,
+        session: &str,
+        change: SessionChange,
+    ) -> Result<(), StoreError>;
 
     /// Returns the statuses of events, in the order of `ids`; `None` for an id without an
     /// event.

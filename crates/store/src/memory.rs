@@ -317,10 +317,15 @@ impl Statuses for MemoryStore {
         Ok(())
     }
 
-    async fn change_session(&self, session: &str, change: SessionChange) -> Result<(), StoreError> {
+    async fn change_session(
+        &self,
+        node: &str,
+        session: &str,
+        change: SessionChange,
+    ) -> Result<(), StoreError> {
         let mut state = self.state()?;
         for row in state.events.values_mut() {
-            if row.status.session.as_deref() == Some(session) {
+            if row.status.session.as_deref() == Some(session) && row.event.node_name == node {
                 row.status.change(&change, row.received_at);
             }
         }

@@ -406,10 +406,16 @@ impl Statuses for SqliteStore {
         self.writer.call(action, NO_ROWS, write).await
     }
 
-    async fn change_session(&self, session: &str, change: SessionChange) -> Result<(), StoreError> {
-        let session = session.to_owned();
-        let write =
-            move |connection: &Connection| status::change(connection, &session, &change).map(Ok);
+    async fn change_session(
+        &self,
+        node: &str,
+        session: &str,
+        change: SessionChange,
+    ) -> Result<(), StoreError> {
+        let (node, session) = (node.to_owned(), session.to_owned());
+        let write = move |connection: &Connection| {
+            status::change(connection, &node, &session, &change).map(Ok)
+        };
         let action = "update the statuses of a session";
         self.writer.call(action, NO_ROWS, write).await
     }

@@ -116,7 +116,7 @@ impl ControllerPart {
 
     /// Requests a change from the writer that changes nothing; no session has this id.
     async fn ask_writer(&self) -> Result<(), WriterFailure> {
-        let asked = (self.store).change_session("probe", SessionChange::Cancelled);
+        let asked = (self.store).change_session("probe", "probe", SessionChange::Cancelled);
         match tokio::time::timeout(WRITER_TIMEOUT, asked).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(WriterFailure::Failed(error)),

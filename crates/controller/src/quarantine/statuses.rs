@@ -75,8 +75,14 @@ impl StatusWriter {
         match update {
             StatusUpdate::Event(event) => self.store.join_session(event.clone()).await,
             StatusUpdate::Session {
-                session, change, ..
-            } => self.store.change_session(session, change.clone()).await,
+                node,
+                session,
+                change,
+            } => {
+                (self.store)
+                    .change_session(node, session, change.clone())
+                    .await
+            }
             StatusUpdate::Ended(end) => {
                 let ids = end.ids();
                 let found = self.store.statuses(ids.clone()).await?;
@@ -119,7 +125,7 @@ mod tests {
             let event = |id: &&str| NewEvent {
                 event: HealthEvent {
                     id: (*id).to_owned(),
-                    node_name: id.split_once('-').unwrap().0.to_owned(),
+                    node_name: node_of(id).to_owned(),
                     error_code: vec![(*id).to_owned()], // Equal events would be stored once.
                     ..HealthEvent::default()
                 },
@@ -172,6 +178,11 @@ mod tests {
         }
     }
 
+    /// Returns the node of an event: the part of its id before `-`.
+    fn node_of(id: &str) -> &str {
+        id.split_once('-').unwrap().0
+    }
+
     /// Returns the event that begins the session of the same id.
     fn beginning(id: &str, at: i64) -> SessionEvent {
         SessionEvent {
@@ -199,7 +210,7 @@ mod tests {
             faults: vec![(*fault).to_owned()],
         };
         StatusUpdate::Ended(SessionEnd {
-            node: "n1".to_owned(),
+            node: session.map_or("n1", node_of).to_owned(),
             session: session.map(str::to_owned),
             drained: false,
             by_hand,
@@ -214,7 +225,7 @@ mod tests {
 
     fn changed(session: &str, change: SessionChange) -> StatusUpdate {
         StatusUpdate::Session {
-            node: "n1".to_owned(),
+            node: node_of(session).to_owned(),
             session: session.to_owned(),
             change,
         }

@@ -195,7 +195,7 @@ pub async fn answers_closed_after_close(open: impl AsyncFn() -> Store) {
     closed(store.timeline("n1", 1).await.map(|_| ()));
     closed(store.join_session(joining("id", "s", 0)).await);
     let change = SessionChange::Cancelled;
-    closed(store.change_session("s", change).await);
+    closed(store.change_session("n1", "s", change).await);
     closed(store.statuses(vec!["id".into()]).await.map(|_| ()));
     closed(store.stats().await.map(|_| ()));
 

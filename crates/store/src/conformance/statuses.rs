@@ -40,7 +40,7 @@ pub async fn joins_an_event_to_its_session(open: impl AsyncFn() -> Store) {
     assert_eq!(found, expected);
 
     let cancelled = SessionChange::Cancelled;
-    store.change_session(id, cancelled).await.unwrap();
+    store.change_session("n1", id, cancelled).await.unwrap();
     let now = async || status(&*store, id).await.unwrap();
     join(first).await;
     let kept = now().await;
@@ -66,33 +66,34 @@ pub async fn joins_an_event_to_its_session(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// A change applies to the open events of the session, and of no other.
+/// A change applies to the open events of the session on the node, and of no other.
 pub async fn changes_all_events_of_a_session(open: impl AsyncFn() -> Store) {
     use NodeQuarantined::{AlreadyQuarantined, Cancelled, UnQuarantined};
     let store = open().await;
-    let events = (0..5).map(|n| event("n1", n)).collect();
+    let mut events: Vec<_> = (0..5).map(|n| event("n1", n)).collect();
+    events.push(event("n2", 0));
     let answers = store.append(events).await.unwrap();
     let ids: Vec<String> = answers.into_iter().map(|answer| answer.id).collect();
     let recovery = SessionEvent {
         status: NodeQuarantined::UnQuarantined,
         ..joining(&ids[3], "s", 9)
     };
-    let mut joins = [0, 1, 2].map(|n| joining(&ids[n], "s", 9)).to_vec();
+    let mut joins = [0, 1, 2, 5].map(|n| joining(&ids[n], "s", 9)).to_vec();
     joins.extend([recovery, joining(&ids[4], "another", 9)]);
     for event in joins {
         store.join_session(event).await.unwrap();
     }
     let drain = SessionChange::Drain(Eviction::new(EvictionStatus::Succeeded, "why"), time(10));
-    store.change_session("s", drain).await.unwrap();
+    store.change_session("n1", "s", drain).await.unwrap();
     let repair = RemediationProgress {
         remediated: Some(true),
         attempted_at: Some(time(11)),
         up_to: time(1), // The time of the second event.
     };
     let repair = SessionChange::Remediation(repair);
-    store.change_session("s", repair).await.unwrap();
+    store.change_session("n1", "s", repair).await.unwrap();
     let cancelled = SessionChange::Cancelled;
-    store.change_session("s", cancelled).await.unwrap();
+    store.change_session("n1", "s", cancelled).await.unwrap();
     let found = store.statuses(ids).await.unwrap().into_iter();
     let summary = |status: EventStatus| {
         let finished = status.drain_finished_at == Some(time(10));
@@ -106,6 +107,7 @@ pub async fn changes_all_events_of_a_session(open: impl AsyncFn() -> Store) {
         (Cancelled, true, false),
         (UnQuarantined, false, false),
         (AlreadyQuarantined, false, false),
+        (AlreadyQuarantined, false, false), // The other node's.
     ];
     assert_eq!(found, expected);
     store.close().await;
@@ -172,7 +174,7 @@ pub async fn keeps_statuses_by_their_rules(open: impl AsyncFn() -> Store) {
                     status.change(&change, time(10 * round + n));
                 }
             }
-            store.change_session(session, change).await.unwrap();
+            store.change_session("n1", session, change).await.unwrap();
         }
         let ids = answers.into_iter().map(|answer| answer.id).collect();
         let found = store.statuses(ids).await.unwrap();

@@ -347,8 +347,8 @@ mod tests {
             eviction: None,
         };
         status::join(&connection, &listed).unwrap();
-        for session in ["e6", "e5"] {
-            status::change(&connection, session, &SessionChange::Cancelled).unwrap();
+        for (node, session) in [("n1", "e6"), ("n2", "e5")] {
+            status::change(&connection, node, session, &SessionChange::Cancelled).unwrap();
         }
         for (seq, (_, _, expected)) in (1..).zip(rows) {
             let status = status::read(&connection, &format!("e{seq}"))

@@ -37,22 +37,23 @@ pub(super) fn join(connection: &Connection, event: &SessionEvent) -> rusqlite::R
 
 pub(super) fn change(
     connection: &Connection,
+    node: &str,
     session: &str,
     change: &SessionChange,
 ) -> rusqlite::Result<()> {
-    let (sql, values) = statement(session, change);
+    let (sql, values) = statement(node, session, change);
     let mut statement = connection.prepare_cached(&sql)?;
     statement.execute(params_from_iter(values))?;
     Ok(())
 }
 
 /// Returns the statement that changes a session, with its parameters.
-fn statement(session: &str, change: &SessionChange) -> (String, Vec<Value>) {
+fn statement(node: &str, session: &str, change: &SessionChange) -> (String, Vec<Value>) {
     let time = |at: Option<Timestamp>| at.map(Timestamp::as_microsecond).into();
-    let (set, condition, mut values): (_, _, Vec<Value>) = match change {
+    let (set, condition, changed): (_, _, Vec<Value>) = match change {
         SessionChange::Drain(eviction, at) => (
-            "pods_eviction = ?2, pods_eviction_message = ?3,
-             drain_finished_at = coalesce(?4, drain_finished_at)",
+            "pods_eviction = ?3, pods_eviction_message = ?4,
+             drain_finished_at = coalesce(?5, drain_finished_at)",
             "coalesce(pods_eviction, '') NOT IN ('Succeeded', 'AlreadyDrained', 'Cancelled')",
             vec![
                 eviction.status.name().to_owned().into(),
@@ -61,9 +62,9 @@ fn statement(session: &str, change: &SessionChange) -> (String, Vec<Value>) {
             ],
         ),
         SessionChange::Remediation(progress) => (
-            "fault_remediated = coalesce(?2, fault_remediated),
-             last_remediation_at = coalesce(?3, last_remediation_at)",
-            "created_at <= ?4 AND fault_remediated IS NOT 1",
+            "fault_remediated = coalesce(?3, fault_remediated),
+             last_remediation_at = coalesce(?4, last_remediation_at)",
+            "created_at <= ?5 AND fault_remediated IS NOT 1",
             vec![
                 progress.remediated.into(),
                 time(progress.attempted_at),
@@ -72,10 +73,11 @@ fn statement(session: &str, change: &SessionChange) -> (String, Vec<Value>) {
         ),
         SessionChange::Cancelled => ("node_quarantined = 'Cancelled'", "TRUE", Vec::new()),
     };
-    values.insert(0, session.to_owned().into());
+    let mut values = vec![session.to_owned().into(), node.to_owned().into()];
+    values.extend(changed);
     let sql = format!(
         "UPDATE event SET {set}
-         WHERE session = ?1 AND node_quarantined IN ('Quarantined', 'AlreadyQuarantined')
+         WHERE session = ?1 AND node = ?2 AND node_quarantined IN ('Quarantined', 'AlreadyQuarantined')
            AND {condition}"
     );
     (sql, values)
@@ -139,7 +141,7 @@ mod tests {
             SessionChange::Remediation(progress),
             SessionChange::Cancelled,
         ] {
-            let (sql, values) = statement("session", &change);
+            let (sql, values) = statement("node", "session", &change);
             let plan: String = connection
                 .query_row(
                     &format!("EXPLAIN QUERY PLAN {sql}"),

@@ -230,7 +230,8 @@ fn a_session_shows_what_it_awaits() {
     let answer = "the API server's answer to the quarantine".to_owned();
     let begun = shown(Mode::Act, Some(json!({})));
     assert_eq!(awaits(begun), (answer, Some(true)));
-    // A restarted process knows nothing of the cluster at first, and then no policy.
+    // A restarted process knows nothing of the cluster at first, then not all events, then no
+    // policy.
     let mut world = World::new(&Policy::builtin());
     world.fault(0);
     world.settle();
@@ -240,10 +241,12 @@ fn a_session_shows_what_it_awaits() {
     assert!(read.notes.concat().contains("is not known"), "{read:?}");
     let nodes = "the cluster's nodes to be read".to_owned();
     assert_eq!(awaits(read), (nodes, None));
-    kept.handle(FleetInput::CaughtUp, world.now);
     kept.handle(FleetInput::ListBegun, world.now);
     kept.handle(FleetInput::NodeObserved(world.view("n1")), world.now);
     kept.handle(FleetInput::Listed, world.now);
+    let events = "the stored events to be read".to_owned();
+    assert_eq!(awaits(kept.status("n1").unwrap()), (events, Some(true)));
+    kept.handle(FleetInput::CaughtUp, world.now);
     let policy = "a policy to be loaded: nothing is decided before".to_owned();
     assert_eq!(awaits(kept.status("n1").unwrap()), (policy, Some(true)));
 }
