@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 
 pub use keys::Key;
+use keys::Keys;
 
 /// Largest configuration file (bytes): the limit of a `ConfigMap`.
 pub const MAX_FILE_BYTES: usize = 1024 * 1024;
@@ -46,10 +47,12 @@ pub struct Findings<'a> {
     text: &'a str,
     source: &'a str,
     format: Format,
-    keys: OnceCell<Vec<Key>>,
+    keys: OnceCell<Keys>,
     /// Path of the table that holds the configuration; empty for the whole file.
     root: String,
     found: Vec<String>,
+    /// Number of findings so far, with equal ones, up to the first one beyond the limit.
+    count: usize,
     /// Line of the first finding.
     line: usize,
     /// Start of the entry being read (byte offset).
@@ -93,6 +96,7 @@ impl<'a> Findings<'a> {
             keys: OnceCell::new(),
             root: String::new(),
             found: Vec::new(),
+            count: 0,
             line: 1,
             entry_at: 0,
             entry: String::new(),
@@ -124,13 +128,18 @@ impl<'a> Findings<'a> {
 
     /// Returns the keys of the file.
     pub fn keys(&self) -> &[Key] {
-        self.keys.get_or_init(|| keys::keys(self.text, self.format))
+        self.by_path().all()
+    }
+
+    fn by_path(&self) -> &Keys {
+        let read = || Keys::read(self.text, self.format);
+        self.keys.get_or_init(read)
     }
 
     /// Reads the configuration from below a key of the file, if the file has that key: paths of
     /// findings begin there.
     pub fn enter_table(&mut self, root: &str) -> bool {
-        let is_there = self.keys().iter().any(|key| key.path == root);
+        let is_there = self.by_path().get(root).is_some();
         if is_there {
             root.clone_into(&mut self.root);
         }
@@ -141,6 +150,9 @@ impl<'a> Findings<'a> {
     /// `taints[0].key`. If the file has no such key, the finding is on the line of the table
     /// that misses it.
     pub fn at_key(&mut self, path: &str, what: impl Display) {
+        if self.is_full() {
+            return;
+        }
         let path = keys::joined(&self.root, path);
         self.at(self.offset_of(&path), &format!("{path}: {what}"));
     }
@@ -148,24 +160,27 @@ impl<'a> Findings<'a> {
     /// Records that the value at `path`, which is shown as the file has it, is not what belongs
     /// there.
     pub fn refuse(&mut self, path: &str, wanted: impl Display) {
+        if self.is_full() {
+            return;
+        }
         let path = keys::joined(&self.root, path);
-        let key = self.keys().iter().find(|key| key.path == path);
-        let value = key.map_or("missing".into(), |key| words::shown(self.text, key));
-        self.at(
-            self.offset_of(&path),
-            &format!("{path} is {value}; {wanted}"),
-        );
+        let what = match self.by_path().get(&path) {
+            Some(key) => format!("{path} is {}; {wanted}", words::shown(self.text, key)),
+            None if self.is_elsewhere(&path) => format!("the value of {path} is wrong; {wanted}"),
+            None => format!("{path} is missing; {wanted}"),
+        };
+        self.at(self.offset_of(&path), &what);
     }
 
     /// Records that the key at `path` is none of those that its table may have.
     pub fn unknown_key(&mut self, path: &str, known: &[&str]) {
+        if self.is_full() {
+            return;
+        }
         let path = keys::joined(&self.root, path);
-        let key = self.keys().iter().find(|key| key.path == path);
-        let name = key.map_or(&*path, |key| &key.name);
-        self.at(
-            self.offset_of(&path),
-            &words::unknown_key(&path, name, known),
-        );
+        let name = self.by_path().get(&path).map_or(&*path, |key| &key.name);
+        let what = words::unknown_key(&path, name, known);
+        self.at(self.offset_of(&path), &what);
     }
 
     /// Returns the value of a check or of a conversion; its error is recorded.
@@ -237,16 +252,31 @@ impl<'a> Findings<'a> {
 
     /// Returns the offset of the key at `path`, or else of the nearest table around it.
     fn offset_of(&self, path: &str) -> usize {
+        let key = self.nearest(path);
+        key.map_or(0, |key| key.at.unwrap_or(key.value.start))
+    }
+
+    /// Returns the key at `path`, or else of the nearest table around it.
+    fn nearest(&self, path: &str) -> Option<&Key> {
         let mut path = path;
         loop {
-            if let Some(key) = self.keys().iter().find(|key| key.path == path) {
-                return key.at.unwrap_or(key.value.start);
+            if let Some(key) = self.by_path().get(path) {
+                return Some(key);
             }
-            let Some(end) = path.rfind(['.', '[']) else {
-                return 0;
-            };
-            path = path.get(..end).unwrap_or_default();
+            path = path.get(..path.rfind(['.', '['])?)?;
         }
+    }
+
+    /// Returns true if there can be a value at a `path` without a key: from an alias or a merge
+    /// of YAML, or beyond the elements of lists that have keys.
+    fn is_elsewhere(&self, path: &str) -> bool {
+        let key = self.nearest(path);
+        let above = key.map_or("", |key| &key.path);
+        let is_from_key = key.is_some_and(|key| {
+            let value = self.text.get(key.value.start..).unwrap_or_default();
+            keys::is_list(key) || value.starts_with('*')
+        });
+        is_from_key || self.by_path().get(&keys::joined(above, "<<")).is_some()
     }
 
     /// Starts an entry of the file. `title` returns the entry's name for people.
@@ -277,26 +307,28 @@ impl<'a> Findings<'a> {
         self.place(self.entry_at)
     }
 
-    /// Records a problem at `offset`.
-    pub fn at(&mut self, offset: usize, what: &str) {
-        // In a file with thousands of findings, line numbers are computed only for those
-        // listed.
-        if self.found.len() <= MAX_FINDINGS {
-            self.on_line(line_of(self.text, offset), what);
-        }
+    /// Returns true if further findings are dropped. Equal ones count as well: each costs the
+    /// search for its line.
+    fn is_full(&self) -> bool {
+        self.count > MAX_FINDINGS
     }
 
-    /// Records a problem on `line`. The same one is recorded once.
-    fn on_line(&mut self, line: usize, what: &str) {
-        let what = match self.found.len() {
-            ..MAX_FINDINGS => what,
-            MAX_FINDINGS => "there are more findings, which are not listed",
-            _ => return,
+    /// Records a problem at `offset`. The same one is listed once.
+    pub fn at(&mut self, offset: usize, what: &str) {
+        if self.is_full() {
+            return;
+        }
+        self.count += 1;
+        let what = if self.is_full() {
+            "there are more findings, which are not listed"
+        } else {
+            what
         };
-        let finding = format!("{}:{line}: {what}", self.source);
+        let line = line_of(self.text, offset);
         if self.found.is_empty() {
             self.line = line;
         }
+        let finding = format!("{}:{line}: {what}", self.source);
         if !self.found.contains(&finding) {
             self.found.push(finding);
         }
@@ -327,7 +359,7 @@ impl<'a> Findings<'a> {
 
     /// Returns the number of findings so far.
     pub fn count(&self) -> usize {
-        self.found.len()
+        self.count
     }
 
     /// Returns `value` if there are no findings.

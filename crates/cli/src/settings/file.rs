@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use contract::findings::{FileError, Findings, Format, MAX_FILE_BYTES};
+use contract::findings::{FileError, Findings, Format, Key, MAX_FILE_BYTES};
 use runtime::text_file;
 use serde::de::DeserializeOwned;
 
@@ -53,8 +53,12 @@ impl ConfigFile {
     /// Reads the keys of a group, and ignores all others.
     pub(super) fn group<T: DeserializeOwned>(&self) -> Result<T, SettingsError> {
         let findings = Findings::new(&self.text, &self.shown, Format::Toml);
-        let group = findings
-            .and_then(|findings| findings.parse_with(|key| Some(form(&key.name).to_owned())));
+        let form = |key: &Key| {
+            // The type of an element of a list says its form.
+            let is_element = key.path.ends_with(']');
+            (!is_element).then(|| form(&key.name).to_owned())
+        };
+        let group = findings.and_then(|findings| findings.parse_with(form));
         group.map_err(|error| self.wrong(error))
     }
 

@@ -195,12 +195,26 @@ fn a_wrong_type_is_named_with_its_key_and_what_would_be_right() {
         ),
         ("catalog = 7", "catalog", "[\"a\", \"b\"]"),
         ("policy = 7", "policy", "text in quotes"),
+        (
+            "nvml-ignored-xids = [\"a\"]",
+            "nvml-ignored-xids[0]",
+            "\"a\"; write a whole number from 0",
+        ),
     ] {
         let line = 1 + file.matches('\n').count();
         let error = run(file, |_| ()).unwrap_err().to_string();
         let place = format!("c.toml:{line}: {key} is ");
         assert!(error.contains(&place) && error.contains(remedy), "{error}");
     }
+    let controller = with_file("agents = [\"a\",\n1]", |config| {
+        let args = ControllerArgs::default();
+        resolve(ControllerArgs { config, ..args })
+    });
+    let error = controller.unwrap_err().to_string();
+    assert!(
+        error.contains("agents[1] is 1; write text in quotes"),
+        "{error}"
+    );
     let error =
         <crate::args::Cli as clap::Parser>::try_parse_from(["gpuwarden", "run", "--listen", "foo"]);
     let error = error.unwrap_err().to_string();

@@ -1,6 +1,7 @@
 //! Places of the keys in a configuration file, by the path that findings name:
 //! `rule-sets[0].match`.
 
+use std::cell::OnceCell;
 use std::ops::Range;
 
 use serde_saphyr::granit_parser::{Event, Marker, Parser, Span};
@@ -14,6 +15,10 @@ const TABLE: &str = "a table";
 /// Longest path of a list or a table whose values have places (bytes): a file of brackets alone
 /// would have paths of its own length.
 const MAX_PATH_BYTES: usize = 256;
+/// Most elements of a file's arrays, other than tables, that have places: a [`Key`] takes a
+/// hundred times the memory of an element such as `1`. Findings about further elements have the
+/// line of their array.
+const MAX_ELEMENTS: usize = 10_000;
 
 /// A value in a file.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +37,16 @@ pub struct Key {
     pub kind: Option<&'static str>,
 }
 
+/// Keys of a file, in its order.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Keys {
+    all: Vec<Key>,
+    /// Indexes of the keys, sorted by path.
+    by_path: OnceCell<Vec<usize>>,
+    /// Number of array elements so far that are not tables.
+    elements: usize,
+}
+
 /// List or table of a YAML file that is being read.
 struct Open {
     /// Key of the list or table; without a name for the whole file.
@@ -40,23 +55,9 @@ struct Open {
     index: Option<usize>,
     /// Number of the elements of a list so far.
     elements: usize,
-    /// Name of the key whose value comes next, and the key's byte offset.
-    next: Option<(String, usize)>,
-}
-
-/// Returns the keys of a file. The part behind a syntax error has none.
-pub(super) fn keys(text: &str, format: Format) -> Vec<Key> {
-    let mut keys = Vec::new();
-    match format {
-        Format::Toml => {
-            if let Ok(root) = DeTable::parse(text) {
-                of_table(&Key::default(), root.get_ref(), &mut keys);
-            }
-        }
-        // JSON is YAML.
-        Format::Yaml | Format::Json => yaml_keys(text, &mut keys),
-    }
-    keys
+    /// Name and byte offset of the table's key whose value comes next; `None` before a key. A
+    /// list, a table or an alias as a key has no name.
+    next: Option<(Option<String>, usize)>,
 }
 
 /// Returns the path of a key below another path.
@@ -67,89 +68,138 @@ pub(super) fn joined(above: &str, key: &str) -> String {
     }
 }
 
-fn of_table(above: &Key, table: &DeTable<'_>, keys: &mut Vec<Key>) {
-    for (name, value) in table {
-        let key = above.below(name.get_ref(), Some(name.span().start), value.span());
-        of_value(key, value.get_ref(), keys);
-    }
+/// Returns true if the value of a key is a list.
+pub(super) fn is_list(key: &Key) -> bool {
+    key.kind == Some(LIST)
 }
 
-fn of_value(mut key: Key, value: &DeValue<'_>, keys: &mut Vec<Key>) {
-    key.kind = match value {
-        DeValue::Table(_) => Some(TABLE),
-        DeValue::Array(_) => Some(LIST),
-        _ => None,
-    };
-    keys.push(key.clone());
-    if key.path.len() > MAX_PATH_BYTES {
-        return;
+// === impl Keys ===
+
+impl Keys {
+    /// Reads the keys of a file. The part behind a syntax error has none.
+    pub(super) fn read(text: &str, format: Format) -> Self {
+        let mut keys = Self::default();
+        match format {
+            Format::Toml => {
+                if let Ok(root) = DeTable::parse(text) {
+                    keys.of_table(&Key::default(), root.get_ref());
+                }
+            }
+            // JSON is YAML.
+            Format::Yaml | Format::Json => keys.of_yaml(text),
+        }
+        keys
     }
-    match value {
-        DeValue::Table(table) => of_table(&key, table, keys),
-        DeValue::Array(values) => {
-            for (index, value) in values.iter().enumerate() {
-                of_value(key.element(index, value.span()), value.get_ref(), keys);
+
+    /// Returns all keys, in the order of the file.
+    pub(super) fn all(&self) -> &[Key] {
+        &self.all
+    }
+
+    /// Returns the key at `path`; the first one if the file repeats it.
+    pub(super) fn get(&self, path: &str) -> Option<&Key> {
+        let path_at = |index: &usize| self.all.get(*index).map(|key| &*key.path);
+        let by_path = self.by_path.get_or_init(|| {
+            let mut indexes: Vec<usize> = (0..self.all.len()).collect();
+            indexes.sort_by(|a, b| path_at(a).cmp(&path_at(b)));
+            indexes
+        });
+        let first = by_path.partition_point(|index| path_at(index) < Some(path));
+        let key = by_path.get(first).and_then(|index| self.all.get(*index));
+        key.filter(|key| key.path == path)
+    }
+
+    /// Adds a key. Returns true if the keys inside its value are added as well.
+    fn push(&mut self, key: &Key) -> bool {
+        if key.at.is_none() && key.kind != Some(TABLE) {
+            self.elements += 1;
+            if self.elements > MAX_ELEMENTS {
+                return false;
             }
         }
-        _ => {}
+        self.all.push(key.clone());
+        key.path.len() <= MAX_PATH_BYTES
     }
-}
 
-fn yaml_keys(text: &str, keys: &mut Vec<Key>) {
-    let place = |span: &Span| {
-        let offset = |marker: Marker| marker.byte_offset().unwrap_or_default();
-        offset(span.start)..offset(span.end)
-    };
-    let mut open: Vec<Open> = Vec::new();
-    for event in Parser::new_from_str(text) {
-        let Ok((event, span)) = event else {
-            return;
+    fn of_table(&mut self, above: &Key, table: &DeTable<'_>) {
+        for (name, value) in table {
+            let key = above.below(name.get_ref(), Some(name.span().start), value.span());
+            self.of_value(key, value.get_ref());
+        }
+    }
+
+    fn of_value(&mut self, mut key: Key, value: &DeValue<'_>) {
+        key.kind = match value {
+            DeValue::Table(_) => Some(TABLE),
+            DeValue::Array(_) => Some(LIST),
+            _ => None,
         };
-        let value = place(&span);
-        let kind = match &event {
-            Event::MappingStart(..) => Some(TABLE),
-            Event::SequenceStart(..) => Some(LIST),
-            Event::Scalar(name, ..) => {
-                if let Some(table) = open.last_mut()
-                    && table.key.kind == Some(TABLE)
-                    && table.next.is_none()
-                {
-                    table.next = Some((name.clone().into_owned(), value.start));
+        if !self.push(&key) {
+            return;
+        }
+        match value {
+            DeValue::Table(table) => self.of_table(&key, table),
+            DeValue::Array(values) => {
+                for (index, value) in values.iter().enumerate() {
+                    self.of_value(key.element(index, value.span()), value.get_ref());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn of_yaml(&mut self, text: &str) {
+        let place = |span: &Span| {
+            let offset = |marker: Marker| marker.byte_offset().unwrap_or_default();
+            offset(span.start)..offset(span.end)
+        };
+        let mut open: Vec<Open> = Vec::new();
+        // Depth in a list or a table whose keys are not added.
+        let mut skipped = 0_usize;
+        for event in Parser::new_from_str(text) {
+            let Ok((event, span)) = event else {
+                return;
+            };
+            let value = place(&span);
+            let kind = match &event {
+                Event::MappingStart(..) => Some(TABLE),
+                Event::SequenceStart(..) => Some(LIST),
+                Event::Scalar(..) | Event::Alias(_) => None,
+                Event::MappingEnd | Event::SequenceEnd if skipped > 0 => {
+                    skipped -= 1;
                     continue;
                 }
-                None
-            }
-            Event::Alias(_) => None,
-            Event::MappingEnd | Event::SequenceEnd => {
-                let index = open.pop().and_then(|ended| ended.index);
-                if let Some(key) = index.and_then(|index| keys.get_mut(index)) {
-                    key.value.end = value.end;
+                Event::MappingEnd | Event::SequenceEnd => {
+                    let index = open.pop().and_then(|ended| ended.index);
+                    if let Some(key) = index.and_then(|index| self.all.get_mut(index)) {
+                        key.value.end = value.end;
+                    }
+                    continue;
                 }
+                _ => continue,
+            };
+            let depth = usize::from(kind.is_some());
+            if skipped > 0 {
+                skipped += depth;
                 continue;
             }
-            _ => continue,
-        };
-        let key = open.last_mut().map(|within| within.key(value));
-        let key = key.map(|key| Key { kind, ..key });
-        if kind.is_some() {
-            if key
-                .as_ref()
-                .is_some_and(|key| key.path.len() > MAX_PATH_BYTES)
-            {
-                return;
-            }
-            let whole = Key {
-                kind,
-                ..Key::default()
+            let index = (!open.is_empty()).then_some(self.all.len());
+            let key = match open.last_mut() {
+                Some(within) => within.key(&event, value),
+                None => Some(Key::default()),
             };
-            open.push(Open {
-                index: key.as_ref().map(|_| keys.len()),
-                key: key.clone().unwrap_or(whole),
-                elements: 0,
-                next: None,
-            });
+            let key = key.map(|key| Key { kind, ..key });
+            match key.filter(|key| index.is_none() || self.push(key)) {
+                Some(key) if kind.is_some() => open.push(Open {
+                    key,
+                    index,
+                    elements: 0,
+                    next: None,
+                }),
+                Some(_) => {}
+                None => skipped = depth,
+            }
         }
-        keys.extend(key);
     }
 }
 
@@ -181,14 +231,21 @@ impl Key {
 // === impl Open ===
 
 impl Open {
-    /// Returns the key of the next value.
-    fn key(&mut self, value: Range<usize>) -> Key {
+    /// Returns the key of a value; `None` for a table's key, and for a value whose key has no
+    /// name.
+    fn key(&mut self, event: &Event<'_>, value: Range<usize>) -> Option<Key> {
         if self.key.kind == Some(LIST) {
             self.elements += 1;
-            return self.key.element(self.elements - 1, value);
+            return Some(self.key.element(self.elements - 1, value));
         }
-        // A list or a table as a key has no name.
-        let (name, at) = self.next.take().unzip();
-        self.key.below(&name.unwrap_or_default(), at, value)
+        let Some((name, at)) = self.next.take() else {
+            let name = match event {
+                Event::Scalar(name, ..) => Some(name.clone().into_owned()),
+                _ => None,
+            };
+            self.next = Some((name, value.start));
+            return None;
+        };
+        Some(self.key.below(&name?, Some(at), value))
     }
 }

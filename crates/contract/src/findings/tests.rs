@@ -220,11 +220,118 @@ fn every_finding_has_its_line_and_a_hundred_are_told() {
         error,
         "f.toml:1: first\nf.toml:2: second\nf.toml:3: behind\nf.toml:3: beyond"
     );
-    findings.at(0, "first");
+    let mut many = findings.clone();
     for number in 0..200 {
-        findings.at(0, &format!("number {number}"));
+        many.at(0, &format!("number {number}"));
     }
-    let error = findings.stop(6, "last");
+    let error = many.stop(6, "last");
     assert_eq!(error.findings.len(), MAX_FINDINGS + 1);
     assert!(error.findings[MAX_FINDINGS].contains("more findings"));
+    // Equal ones are listed once, and cost a search for their line each.
+    for _ in 0..200 {
+        findings.at(6, "second");
+    }
+    assert_eq!(findings.count(), MAX_FINDINGS + 1);
+    let error = findings.stop(6, "last");
+    assert_eq!(error.findings.len(), 5);
+    assert!(error.findings[4].contains("more findings"));
+}
+
+/// With a search through all keys for each finding, this test would run for minutes.
+#[test]
+fn a_file_of_wrong_values_is_read_in_linear_time() {
+    const ENTRIES: usize = 100_000;
+    let text = format!("budgets = [{}]", "{a=0},".repeat(ENTRIES));
+    for format in [Format::Toml, Format::Yaml] {
+        let text = match format {
+            Format::Toml => text.clone(),
+            _ => text.replace("budgets = ", "budgets: ").replace('=', ": "),
+        };
+        let mut findings = Findings::new(&text, "f", format).unwrap();
+        for index in 0..ENTRIES {
+            let path = format!("budgets[{index}]");
+            findings.refuse(&format!("{path}.a"), "write 1");
+            findings.at_key(&path, "is wrong");
+            findings.unknown_key(&format!("{path}.a"), &["b"]);
+            findings.check(&path, Err::<(), _>("is wrong"));
+        }
+        assert_eq!(findings.keys().len(), 1 + 2 * ENTRIES);
+        assert_eq!(findings.count(), MAX_FINDINGS + 1);
+        let error = findings.stop(0, "last");
+        assert_eq!(error.findings[0], "f:1: budgets[0].a is 0; write 1");
+        // The fourth finding of each entry is equal to its second.
+        assert_eq!(error.findings.len(), 3 * MAX_FINDINGS / 4 + 1);
+    }
+}
+
+#[test]
+fn a_long_list_costs_no_more_than_a_short_one() {
+    let ones = "1,\n".repeat(300_000);
+    let nested = "[1],\n".repeat(150_000);
+    for (text, format) in [
+        (format!("x = [{ones}{{a = 1}}]"), Format::Toml),
+        (format!("x: [{ones}{{a: 1}}]"), Format::Yaml),
+        (format!("{{\"x\": [{ones}{{\"a\": 1}}]}}"), Format::Json),
+        (format!("x = [{nested}{{a = 1}}]"), Format::Toml),
+        (format!("x: [{nested}{{a: 1}}]"), Format::Yaml),
+    ] {
+        let lines = text.lines().count();
+        let mut findings = Findings::new(&text, "f", format).unwrap();
+        assert!(findings.keys().len() < 10_010);
+        findings.refuse("x[4000]", "write 2");
+        findings.refuse("x[100000]", "write 2");
+        findings.refuse(&format!("x[{}].a", lines - 1), "write 2");
+        let error = findings.stop(0, "last");
+        assert!(error.findings[0].contains(":4001: x[4000] is "), "{error}");
+        assert_eq!(
+            error.findings[1..3],
+            [
+                "f:1: the value of x[100000] is wrong; write 2".to_owned(),
+                format!("f:{lines}: x[{}].a is 1; write 2", lines - 1)
+            ]
+        );
+    }
+}
+
+#[test]
+fn what_has_no_path_does_not_move_the_keys_behind_it() {
+    let long = "a".repeat(300);
+    for text in [
+        format!("{long}:\n  {{b: {{c: 1}}, d: [2]}}\nx:\n  y: 3"),
+        format!("t: &t\n  {long}: [[1], {{b: 2}}]\nx:\n  y: 3"),
+        "? [a, [b]]\n: {c: [d]}\nx:\n  y: 3".to_owned(),
+        "? {a: {b: c}}\n: d\nx:\n  y: 3".to_owned(),
+        "a: &a b\n*a : {c: d}\nx:\n  y: 3".to_owned(),
+        "a: [&a b, ? [c] : d]\nz: {*a : c}\nx:\n  y: 3".to_owned(),
+    ] {
+        let mut findings = Findings::new(&text, "f", Format::Yaml).unwrap();
+        findings.refuse("x.y", "write 4");
+        let line = text.lines().count();
+        let error = findings.result(()).unwrap_err().to_string();
+        assert_eq!(error, format!("f:{line}: x.y is 3; write 4"), "{text}");
+    }
+}
+
+#[test]
+fn a_value_from_elsewhere_in_a_yaml_file_is_not_missing() {
+    let text = "a: &a {b: {c: 1}, d: 2}\nlist:\n- *a\nsame: *a\nmerged:\n  <<: *a\n  b: {d: 2}";
+    for (path, expected) in [
+        ("same.d", "f:4: the value of same.d is wrong; write 3"),
+        ("same.b.c", "f:4: the value of same.b.c is wrong; write 3"),
+        ("same", "f:4: same is *a; write 3"),
+        ("list[0].d", "f:3: the value of list[0].d is wrong; write 3"),
+        ("merged.d", "f:5: the value of merged.d is wrong; write 3"),
+        ("merged.b.c", "f:7: merged.b.c is missing; write 3"),
+        ("a.b.d", "f:1: a.b.d is missing; write 3"),
+        ("x", "f:1: x is missing; write 3"),
+    ] {
+        let mut findings = Findings::new(text, "f", Format::Yaml).unwrap();
+        findings.refuse(path, "write 3");
+        assert_eq!(findings.result(()).unwrap_err().to_string(), expected);
+    }
+    let text = "a: &a {b: 1}\n<<: *a";
+    let mut findings = Findings::new(text, "f", Format::Yaml).unwrap();
+    findings.refuse("b", "write 3");
+    let error = findings.result(()).unwrap_err().to_string();
+    assert_eq!(error, "f:1: the value of b is wrong; write 3");
 }

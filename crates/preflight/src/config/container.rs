@@ -103,8 +103,9 @@ pub(super) fn checks(
         findings.at_key(list, what);
         return Vec::new();
     }
+    let is_used = entries.iter().any(|entry| entry.name.ends_with(ALLREDUCE));
     for (at, variable) in variables.allreduce.iter().enumerate() {
-        if crate::field::name(variable).is_empty() {
+        if is_used && crate::field::name(variable).is_empty() {
             let what = format!("the variable {variable} has no name");
             findings.at_key(&format!("ncclAllreduceExtraEnv[{at}]"), what);
         }

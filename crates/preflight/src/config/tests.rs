@@ -333,6 +333,10 @@ fn what_is_wrong_is_said_with_its_place() {
             "1: initContainers[0].name: \"Big_Name\" is no name: it has 'B'",
         ),
         (
+            "image: i\nncclAllreduceExtraEnv: [{value: x}]",
+            "2: ncclAllreduceExtraEnv[0]: the variable {\"value\":\"x\"} has no name",
+        ),
+        (
             "image: i\ninitContainers: [{name: third}]",
             "2: initContainers[0].image: it is missing",
         ),
@@ -419,6 +423,12 @@ fn what_is_wrong_is_said_with_its_place() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn variables_for_a_check_that_nobody_configured_are_not_looked_at() {
+    let text = "ncclAllreduceExtraEnv: [{value: x}]\ninitContainers: [{name: a, image: i}]";
+    assert!(Config::parse(text, "config.yaml").is_ok());
 }
 
 /// Such a configuration would stop the creation of every pod in a labelled namespace.

@@ -99,7 +99,7 @@ fn a_log_tells_of_boots_and_of_what_was_wrong() {
             include_str!("tests/iml-hpe.json"),
             Some("2026-11-19T23:40:02Z"),
             vec![
-                "Uncorrectable ComputerSystem Check Exception (Processor 1, APIC ID 0x00000010, Bank 0x0000000D)",
+                "Uncorrectable Machine Check Exception (Processor 1, APIC ID 0x00000010, Bank 0x0000000D)",
             ],
         ),
         (
