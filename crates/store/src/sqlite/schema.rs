@@ -169,6 +169,7 @@ pub(super) fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
 
 /// Takes the steps that the database lacks, each in its own transaction.
 fn migrate(connection: &mut Connection, steps: &[&str]) -> rusqlite::Result<()> {
+    let before: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     for (version, step) in (1_i64..).zip(steps) {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let taken: i64 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
@@ -177,7 +178,9 @@ fn migrate(connection: &mut Connection, steps: &[&str]) -> rusqlite::Result<()> 
             transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
             transaction.pragma_update(None, "user_version", version)?;
             transaction.commit()?;
-            tracing::info!(version, "event store schema upgraded");
+            if before > 0 {
+                tracing::info!(version, "event store schema upgraded");
+            }
         }
     }
     Ok(())
