@@ -83,6 +83,7 @@ pub(crate) fn start_logging(filter: &str, format: LogFormat) -> anyhow::Result<M
     logging::start(filter, format, colour)?;
     let metrics = Metrics::default();
     logging::register(&metrics);
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "starting");
     if let Err(error) = descriptors::raise() {
         tracing::warn!(err = %error, "the limit of file descriptors cannot be raised");
     }
