@@ -53,7 +53,7 @@ const EMPTY: [&str; 2] = [
     contract::keys::STATE_DRAINED,
     contract::keys::STATE_REMEDIATING,
 ];
-const REBOOT_KIND: &str = include_str!("../../examples/kubernetes/crds/rebootnodes.yaml");
+const REBOOT_KIND: &str = include_str!("../../deploy/helm/gpuwarden/crds/rebootnodes.yaml");
 
 pub(crate) async fn run(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
     let count = args.nodes.iter().copied().map(usize::from).max();

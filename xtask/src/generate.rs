@@ -3,6 +3,8 @@
 //! The protobuf types are checked in so that a build needs neither `protoc` nor a code generator
 //! in its dependency graph.
 
+mod chart;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -18,7 +20,9 @@ pub(crate) fn run(check: bool) -> anyhow::Result<()> {
     // Lazy, because the program that prints the reference is built from the types written
     // before.
     let reference = std::iter::once_with(|| command_reference(&root));
-    for file in protobuf(&root)?.into_iter().map(Ok).chain(reference) {
+    let mut files = protobuf(&root)?;
+    files.extend(chart::files(&root)?);
+    for file in files.into_iter().map(Ok).chain(reference) {
         let (path, content) = file?;
         let current = std::fs::read(&path).unwrap_or_default();
         if current == content {

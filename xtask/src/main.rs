@@ -50,7 +50,8 @@ enum Command {
     /// Check the rules of this repository: floors, purity, file sizes, prose, named tests,
     /// licences.
     Lint,
-    /// Write the generated files: protobuf types and `docs/cli.md`.
+    /// Write the generated files: protobuf types, `docs/cli.md`, and what follows from the values
+    /// of the chart.
     Generate {
         /// Write nothing; fail if a generated file is stale.
         #[arg(long)]

@@ -250,7 +250,7 @@ async fn a_gang_of_1_35_forms() -> anyhow::Result<()> {
 }
 
 pub(crate) const CRD: &str =
-    include_str!("../../../../examples/kubernetes/preflight-config-crd.yaml");
+    include_str!("../../../../deploy/helm/gpuwarden/crds/preflightconfigs.yaml");
 
 /// The kind of another scheduler, with the relevant part of its own definition.
 const POD_GROUPS: &str = r"

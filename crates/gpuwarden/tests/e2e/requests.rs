@@ -17,7 +17,7 @@ const MANAGED: &str = "nvsentinel.dgxc.nvidia.com/managed";
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
 const CRDS: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../../examples/kubernetes/crds"
+    "/../../deploy/helm/gpuwarden/crds"
 );
 
 const REMEDIATION: &str = r#"

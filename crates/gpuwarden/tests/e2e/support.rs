@@ -388,9 +388,9 @@ pub(crate) fn gpuwarden(args: &[&str], input: &str) -> (Option<i32>, String, Str
     )
 }
 
-/// Installs the kinds of `examples/kubernetes/crds`, and waits until they are served.
+/// Installs the kinds of `deploy/helm/gpuwarden/crds`, and waits until they are served.
 pub(crate) async fn install_crds(client: &kube::Client) -> anyhow::Result<()> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/kubernetes/crds");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/helm/gpuwarden/crds");
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
     for file in std::fs::read_dir(directory)? {
         let text = std::fs::read_to_string(file?.path())?;

@@ -1,0 +1,167 @@
+{{/* Image of agent, controller and webhook. */}}
+{{- define "gpuwarden.image" -}}
+{{- with .Values.image -}}
+{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Image of gpuwarden's preflight checks. */}}
+{{- define "gpuwarden.checksImage" -}}
+{{- .Values.preflight.image | default (printf "%s-checks:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion)) -}}
+{{- end }}
+
+{{/* Labels of all objects. */}}
+{{- define "gpuwarden.labels" -}}
+app.kubernetes.io/name: gpuwarden
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Metadata of an object of a part: dict "part" NAME "root" . ["cluster" true]. */}}
+{{- define "gpuwarden.metadata" -}}
+name: gpuwarden-{{ .part }}
+{{- if not .cluster }}
+namespace: {{ .root.Release.Namespace }}
+{{- end }}
+labels:
+  {{- include "gpuwarden.labels" .root | nindent 2 }}
+  app.kubernetes.io/component: {{ .part }}
+  app: gpuwarden-{{ .part }}
+{{- end }}
+
+{{/* True if the controller writes in the cluster. */}}
+{{- define "gpuwarden.acts" -}}
+{{- if and .Values.quarantine.enabled (not .Values.quarantine.dryRun) }}true{{ end -}}
+{{- end }}
+
+{{/* True if the controllers elect a leader. */}}
+{{- define "gpuwarden.elects" -}}
+{{- if or (include "gpuwarden.acts" .) .Values.janitor.enabled (gt (int .Values.controller.replicas) 1) }}true{{ end -}}
+{{- end }}
+
+{{/* True if the preflight webhook is deployed: by NVSentinel's value, or by that of ADR-026. */}}
+{{- define "gpuwarden.preflight" -}}
+{{- if or .Values.global.preflight.enabled (index .Values "preflight-injector").enabled }}true{{ end -}}
+{{- end }}
+
+{{/* Configuration of the webhook: without the keys of its Deployment, so that `image` is that of the checks, and
+without empty ones, which have the defaults of the webhook. */}}
+{{- define "gpuwarden.preflightConfig" -}}
+{{- $config := omit (index .Values "preflight-injector") "enabled" }}
+{{- $own := omit .Values.preflight "replicaCount" "nodeSelector" "tolerations" "affinity" "resources" "networkPolicy" "extraArgs" "webhook" }}
+{{- $_ := set $own "image" (include "gpuwarden.checksImage" .) }}
+{{- $_ := set $own "webhook" (pick .Values.preflight.webhook "failurePolicy") }}
+{{- range $key, $value := $own }}
+{{- if and (not (hasKey $config $key)) (or (kindIs "bool" $value) (not (empty $value))) }}{{ $_ := set $config $key $value }}{{ end }}
+{{- end }}
+{{- toYaml $config }}
+{{- end }}
+
+{{/* Issuer of the webhook's certificate. */}}
+{{- define "gpuwarden.webhookCertProvider" -}}
+{{- .Values.preflight.webhook.certProvider | default .Values.certProvider -}}
+{{- end }}
+
+{{/* Way of the agent to the GPUs: runtimeClass, hostDriver, draAdmin or none. The last is for a cluster that has
+neither the RuntimeClass nor the DeviceClass; without a cluster (`helm template`) the RuntimeClass counts as there. */}}
+{{- define "gpuwarden.gpuAccess" -}}
+{{- if ne .Values.gpuAccess "auto" -}}
+{{ .Values.gpuAccess }}
+{{- else if not .Values.nvml.enabled -}}
+none
+{{- else if not .Values.runtimeClassName -}}
+none
+{{- else if eq (include "gpuwarden.lacks" (dict "kind" "RuntimeClass" "api" "node.k8s.io/v1" "name" .Values.runtimeClassName)) "" -}}
+runtimeClass
+{{- else if and (.Capabilities.APIVersions.Has "resource.k8s.io/v1") (lookup "resource.k8s.io/v1" "DeviceClass" "" "gpu.nvidia.com") -}}
+draAdmin
+{{- else -}}
+none
+{{- end -}}
+{{- end }}
+
+{{/* Says that the cluster has no object of a kind by its name; empty without a cluster. */}}
+{{- define "gpuwarden.lacks" -}}
+{{- if and (lookup "v1" "Namespace" "" "kube-system") (not (lookup .api .kind "" .name)) -}}
+the cluster has no {{ .kind }} {{ .name }}
+{{- end -}}
+{{- end }}
+
+{{/* Scheduling of the pods of a part, by its values. */}}
+{{- define "gpuwarden.scheduling" -}}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Fields that all pods have. */}}
+{{- define "gpuwarden.pod" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClass.name }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* Security context of the containers of controller and webhook: Pod Security `restricted`. */}}
+{{- define "gpuwarden.restricted" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/* Security context of their pods. */}}
+{{- define "gpuwarden.restrictedPod" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/* Volume with the authority of the controller's certificate, as ca.crt. */}}
+{{- define "gpuwarden.authorityVolume" -}}
+name: authority
+{{- if eq .Values.certProvider "cert-manager" }}
+secret:
+  secretName: gpuwarden-controller-cert
+  items: [{key: ca.crt, path: ca.crt}]
+{{- else if eq .Values.certProvider "openshift-service-ca" }}
+configMap:
+  name: gpuwarden-service-ca
+  items: [{key: service-ca.crt, path: ca.crt}]
+{{- else }}
+configMap: {name: gpuwarden-ca}
+{{- end }}
+{{- end }}
+
+{{/* Volume with the token that identifies a pod to the controller. */}}
+{{- define "gpuwarden.tokenVolume" -}}
+name: token
+projected:
+  sources:
+    - serviceAccountToken: {audience: gpuwarden, expirationSeconds: 3600, path: token}
+{{- end }}
+
+{{/* Peers of a NetworkPolicy that may read metrics. */}}
+{{- define "gpuwarden.metricsIngress" -}}
+{{- with .root.Values.networkPolicy.metricsFrom }}
+- from:
+    {{- toYaml . | nindent 4 }}
+  ports:
+    - {port: {{ $.port }}}
+{{- end }}
+{{- end }}
