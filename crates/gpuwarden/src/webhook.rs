@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use certificates::CertificateKeeper;
 use cli::{Reached, WebhookSettings};
 use cluster::Cluster;
 use connector::{AcceptNodes, Connector, Direct};
@@ -15,12 +16,11 @@ use runtime::tls::{CertificateFiles, ClientCertificates, ServerTls};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use webhook::admission::Admission;
-use webhook::certificates::{CertificateKeeper, CertificatePlan};
 use webhook::discoveries::Discoveries;
 use webhook::facts::Facts;
 use webhook::failures;
 use webhook::gangs::GangKeeper;
-use webhook::registration::{Asked, NAME, Registration, WebhookAddress};
+use webhook::registration::{self, Asked, NAME, Registered, Registration, WebhookAddress};
 use webhook::rendezvous::Rendezvous;
 use webhook::requests::RequestAdmission;
 use webhook::server::WebhookServer;
@@ -143,16 +143,14 @@ impl Certificate {
                 (WebhookAddress::Url(url.clone()), host.clone(), !keep)
             }
         };
-        let plan = CertificatePlan {
-            names: vec![host.clone()],
-            lifetime: settings.certificate_lifetime,
-        };
-        let keeper =
-            CertificateKeeper::open(Arc::clone(cluster), &settings.namespace, plan).await?;
+        let plan = registration::certificate_plan(&host, settings.certificate_lifetime);
+        let registered = Registered(Arc::clone(cluster));
+        let shared = Arc::clone(cluster);
+        let keeper = CertificateKeeper::open(shared, &settings.namespace, plan, registered).await?;
         let tls = server_tls(keeper.files())?;
         let own = OwnCertificate {
             authorities: keeper.authorities(),
-            gang_key: keeper.gang_key(),
+            gang_key: keeper.random_key(),
             host,
         };
         let registration = Registration {

@@ -1,7 +1,7 @@
 //! Preflight webhook: adds checks to new pods, and introduces the pods of a gang to each other.
 //!
 //! The `preflight` crate decides how a pod changes. This crate collects what that decision
-//! needs from the cluster, answers the API server, and maintains the webhook's certificate and
+//! needs from the cluster, answers the API server, and maintains the webhook's
 //! registration and the `ConfigMap`s of gangs. It also publishes failed checks as Kubernetes
 //! Events, and forwards reports to the controller for checks that cannot reach the connector of
 //! their node.
@@ -10,7 +10,6 @@
 #![allow(missing_docs)]
 
 pub mod admission;
-pub mod certificates;
 pub mod discoveries;
 pub mod facts;
 pub mod failures;

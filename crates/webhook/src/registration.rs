@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use certificates::{CertificatePlan, Publication};
 use cluster::{ApiError, Cluster, ObjectKind};
 use contract::keys;
 use maintenance::Maintenance;
@@ -65,6 +66,21 @@ pub enum Asked {
     /// wait for it.
     Requests,
 }
+
+/// Returns the plan of the webhook's certificate for the name or address that API servers connect
+/// to. The Secret also holds the key for the secrets of gangs.
+pub fn certificate_plan(host: &str, lifetime: Duration) -> CertificatePlan {
+    CertificatePlan {
+        secret: "gpuwarden-webhook-tls",
+        authority: "gpuwarden preflight webhook",
+        names: vec![host.to_owned()],
+        lifetime,
+        random_key: Some("gang.key"),
+    }
+}
+
+/// Publication of the authorities in the registration for pods.
+pub struct Registered(pub Arc<Cluster>);
 
 /// Keeper of one registration.
 pub struct Registration {
@@ -292,13 +308,16 @@ fn namespaces(config: &Config, own_namespace: &str) -> Value {
     selector
 }
 
-/// Returns true if the registration contains exactly these authorities.
-pub(crate) async fn has(cluster: &Cluster, authorities: &str) -> Result<bool, ApiError> {
-    let there = cluster.object(&kind(), None, NAME).await?;
-    let wanted = BASE64_STANDARD.encode(authorities.as_bytes());
-    let bundle = "/webhooks/0/clientConfig/caBundle";
-    let there = there.as_ref().and_then(|it| it.pointer(bundle)?.as_str());
-    Ok(there == Some(&*wanted))
+impl Publication for Registered {
+    const PROPAGATION: Duration = Duration::from_secs(5);
+
+    async fn has(&self, authorities: &str) -> Result<bool, ApiError> {
+        let there = self.0.object(&kind(), None, NAME).await?;
+        let wanted = BASE64_STANDARD.encode(authorities.as_bytes());
+        let bundle = "/webhooks/0/clientConfig/caBundle";
+        let there = there.as_ref().and_then(|it| it.pointer(bundle)?.as_str());
+        Ok(there == Some(&*wanted))
+    }
 }
 
 fn kind() -> ObjectKind {

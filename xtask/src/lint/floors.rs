@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::{Finding, relative};
 
 /// Package and floor of each crate.
-const FLOORS: [(&str, u8); 23] = [
+const FLOORS: [(&str, u8); 24] = [
     ("gpuwarden-contract", 0),
     ("gpuwarden-diagnosis", 1),
     ("gpuwarden-model", 2),
@@ -24,6 +24,7 @@ const FLOORS: [(&str, u8); 23] = [
     ("gpuwarden-devices", 5),
     ("gpuwarden-checks", 5),
     ("gpuwarden-monitor", 6),
+    ("gpuwarden-certificates", 6),
     ("gpuwarden-agent", 7),
     ("gpuwarden-controller", 7),
     ("gpuwarden-janitor", 7),

@@ -1,9 +1,14 @@
+use std::time::Duration;
+
 use super::*;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 fn plan(names: &[&str]) -> CertificatePlan {
     CertificatePlan {
+        secret: "gpuwarden-webhook-tls",
+        authority: "gpuwarden preflight webhook",
+        random_key: Some("gang.key"),
         names: names.iter().copied().map(str::to_owned).collect(),
         lifetime: 90 * DAY,
     }
@@ -29,7 +34,10 @@ fn a_certificate_is_made_anew_in_time_and_keeps_its_authority() {
     let second = Pair::next(Some(&first), &plan, after(now, 61)).expect("a pair");
     assert!(second.is_good(&plan, after(now, 61)));
     assert_eq!(second.authorities, first.authorities);
-    assert_eq!(second.gang_key, first.gang_key, "gangs keep their secrets");
+    assert_eq!(
+        second.random_key, first.random_key,
+        "gangs keep their secrets"
+    );
     assert_ne!(second.certificate, first.certificate);
 }
 
@@ -61,21 +69,34 @@ fn replicas_that_are_reached_by_other_names_share_it() {
 fn what_is_in_the_secret_is_read_again_and_another_secret_is_none() {
     let plan = plan(&["webhook"]);
     let pair = Pair::next(None, &plan, Timestamp::now()).expect("a pair");
-    let secret = pair.secret("gpuwarden", Some("7"));
+    let secret = pair.secret(&plan, "gpuwarden", Some("7"));
     assert_eq!(secret["metadata"]["resourceVersion"], "7");
-    assert!(Pair::of(&secret) == Some(pair.clone()));
+    assert!(Pair::of(&secret, &plan) == Some(pair.clone()));
     for broken in ["ca.crt", "tls.key"] {
         let mut secret = secret.clone();
         secret["data"][broken] = "%".into();
-        assert!(Pair::of(&secret).is_none(), "{broken}");
+        assert!(Pair::of(&secret, &plan).is_none(), "{broken}");
     }
+    assert_eq!(text(&secret, CERTIFICATE), Some(pair.certificate.clone()));
     let mut older = secret.clone();
     older["data"]["gang.key"] = serde_json::Value::Null;
-    let older = Pair::of(&older).expect("a pair");
+    let older = Pair::of(&older, &plan).expect("a pair");
     assert!(!older.is_good(&plan, Timestamp::now()));
     let next = Pair::next(Some(&older), &plan, Timestamp::now()).expect("a pair");
     assert_eq!(next.authorities, pair.authorities);
     let mut damaged = pair;
     damaged.certificate = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".into();
     assert!(!damaged.is_good(&plan, Timestamp::now()));
+}
+
+#[test]
+fn without_a_random_key_in_the_plan_the_secret_has_none() {
+    let mut plan = plan(&["controller"]);
+    (plan.secret, plan.random_key) = ("gpuwarden-controller-tls", None);
+    let pair = Pair::next(None, &plan, Timestamp::now()).expect("a pair");
+    assert!(pair.is_good(&plan, Timestamp::now()));
+    let secret = pair.secret(&plan, "gpuwarden", None);
+    let keys: Vec<_> = secret["data"].as_object().expect("data").keys().collect();
+    assert_eq!(keys, ["ca.crt", "ca.key", "tls.crt", "tls.key"]);
+    assert!(Pair::of(&secret, &plan) == Some(pair));
 }
