@@ -29,7 +29,7 @@ pub use settings::{
     ActSettings, AgentSettings, ControllerSettings, DeliverySettings, DeviceNetwork,
     DeviceSettings, Endpoint, FakeGpus, GpuSettings, IngestSettings, JanitorProviderSettings,
     JanitorSettings, Mode, NodeSettings, ProcessSettings, Reached, ReportSettings, RunSettings,
-    SettingsError, Transport, WebhookSettings,
+    ServerCertificate, SettingsError, Transport, WebhookSettings,
 };
 
 /// Parts of `gpuwarden bench` that the `gpuwarden-bench` crate shares.

@@ -30,7 +30,7 @@ pub use device_api::{DeviceNetwork, DeviceSettings};
 pub use gpu::{FakeGpus, GpuSettings};
 pub use janitor::JanitorSettings;
 pub use janitor_provider::JanitorProviderSettings;
-pub use network::{DeliverySettings, IngestSettings, Transport};
+pub use network::{DeliverySettings, IngestSettings, ServerCertificate, Transport};
 pub(crate) use node_name::node_name;
 pub use parts::{NodeSettings, ProcessSettings};
 

@@ -7,10 +7,12 @@
 //! [`conditions`] reports faults on the nodes, as conditions and Events.
 //!
 //! [`ingest`] accepts reports of agents and central monitors over the network. [`agents`] serves
-//! the other requests of agents, and [`pods`] writes their reports of GPUs on pods.
+//! the other requests of agents, and [`pods`] writes their reports of GPUs on pods. [`certificate`]
+//! describes the certificate of that port, if the controller issues it.
 
 pub mod agents;
 pub mod api_requests;
+pub mod certificate;
 pub mod conditions;
 pub mod ingest;
 pub mod leadership;

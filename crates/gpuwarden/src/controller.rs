@@ -7,12 +7,16 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use cli::{ControllerSettings, IngestSettings, Mode, ProcessSettings, Transport};
+use certificates::{CertificateKeeper, CertificatePlan};
+use cli::{
+    ControllerSettings, IngestSettings, Mode, ProcessSettings, ServerCertificate, Transport,
+};
 use cluster::Cluster;
 use connector::{AcceptNodes, Forwarding};
 use console::LeadershipSource;
 use console::api::Role;
 use controller::agents::Agents;
+use controller::certificate::{self, CaConfigMap};
 use controller::ingest::{self, Identify, Reviewer};
 use controller::pods::PodDevices;
 use controller::quarantine::Owns;
@@ -42,7 +46,8 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
     let mut tasks = Tasks::default();
     // Invalid settings are an error now, not only once this process is elected.
     let policy = parts::policy(act, cluster.clone(), &metrics, &mut tasks)?;
-    let transport = transport(&settings.ingest, cluster.clone())?;
+    let identify = identify(&settings.ingest, cluster.clone());
+    let protection = Protection::new(&settings)?;
     let listener = parts::listen(process).await?;
     let host = host::identity::host_name().unwrap_or_else(|| "controller".to_owned());
     let mut start = Start {
@@ -50,7 +55,8 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
         metrics,
         sources,
         policy,
-        transport,
+        identify,
+        protection,
         host: &host,
         cluster,
         leadership: None,
@@ -111,12 +117,23 @@ struct Start<'a> {
     metrics: Metrics,
     sources: Sources,
     policy: Policy,
-    transport: (Option<Arc<ServerTls>>, Identify),
+    identify: Identify,
+    protection: Protection,
     host: &'a str,
     cluster: Option<Arc<Cluster>>,
     leadership: Option<LeadershipSource>,
     listener: TcpListener,
     tasks: Tasks,
+}
+
+/// Protection of the port for agents.
+enum Protection {
+    /// Without TLS.
+    Open,
+    /// Certificate from files.
+    Files(Arc<ServerTls>),
+    /// Certificate of the controller's own, in a namespace.
+    Own(CertificatePlan, ClientCertificates),
 }
 
 /// A controller that acts.
@@ -168,7 +185,11 @@ impl<'a> Start<'a> {
         let intake = intake.await?;
         let forwarding = intake.forwarding.clone();
         let connector = intake.connector.clone();
-        let (tls, identify) = self.transport;
+        let namespace = &act.namespace;
+        let opening = self
+            .protection
+            .open(cluster.as_ref(), namespace, &mut tasks);
+        let tls = opening.await?;
         // Modes other than `act` write nothing to the cluster.
         let writes = act.mode.writes();
         let pods = PodDevices::new(cluster.clone().filter(|_| writes));
@@ -191,7 +212,7 @@ impl<'a> Start<'a> {
             fleet: acting.start(front, &mut tasks)?,
             store_id: store.identity().id,
         };
-        let serving = ingest::serve(grpc, tls, identify, connector, agents, tasks.no_more());
+        let serving = ingest::serve(grpc, tls, self.identify, connector, agents, tasks.no_more());
         let port = "the gRPC port";
         tasks.input(port, log_failure(port, serving));
         greet(settings, address, &server);
@@ -220,28 +241,70 @@ impl Running<'_> {
     }
 }
 
-/// Returns the TLS settings of the port for agents, and how agents are authenticated.
-fn transport(
-    settings: &IngestSettings,
-    cluster: Option<Arc<Cluster>>,
-) -> anyhow::Result<(Option<Arc<ServerTls>>, Identify)> {
-    let Transport::Tls { own, clients } = settings.transport.clone() else {
-        tracing::warn!(
-            "events are accepted without TLS from anybody on this machine, for any node"
-        );
-        return Ok((None, Identify::anybody()));
-    };
-    let clients = match (clients, &cluster) {
-        (Some(authority), None) => ClientCertificates::Required(authority),
-        (Some(authority), Some(_)) => ClientCertificates::Optional(authority),
-        (None, _) => ClientCertificates::None,
-    };
-    let tls = ServerTls::load(own, clients)?;
+// === impl Protection ===
+
+impl Protection {
+    /// Reads the files that the settings name.
+    fn new(settings: &ControllerSettings) -> anyhow::Result<Self> {
+        let in_cluster = settings.act.cluster.is_some();
+        let Transport::Tls { own, clients } = settings.ingest.transport.clone() else {
+            tracing::warn!(
+                "events are accepted without TLS from anybody on this machine, for any node"
+            );
+            return Ok(Self::Open);
+        };
+        let clients = match clients {
+            Some(authority) if in_cluster => ClientCertificates::Optional(authority),
+            Some(authority) => ClientCertificates::Required(authority),
+            None => ClientCertificates::None,
+        };
+        Ok(match own {
+            ServerCertificate::Files(own) => Self::Files(Arc::new(ServerTls::load(own, clients)?)),
+            ServerCertificate::Own { service, lifetime } => {
+                let plan = certificate::plan(&service, &settings.act.namespace, lifetime);
+                Self::Own(plan, clients)
+            }
+        })
+    }
+
+    /// Returns the TLS configuration. For a certificate of our own, starts the tasks that renew
+    /// it and publish its authorities.
+    async fn open(
+        self,
+        cluster: Option<&Arc<Cluster>>,
+        namespace: &str,
+        tasks: &mut Tasks,
+    ) -> anyhow::Result<Option<Arc<ServerTls>>> {
+        let (plan, clients) = match self {
+            Self::Open => return Ok(None),
+            Self::Files(tls) => return Ok(Some(tls)),
+            Self::Own(plan, clients) => (plan, clients),
+        };
+        let cluster = cluster.context("a certificate of the controller's own needs a cluster")?;
+        let published = CaConfigMap::new(Arc::clone(cluster), namespace);
+        let shared = Arc::clone(cluster);
+        let keeper = CertificateKeeper::open(shared, namespace, plan, published.clone());
+        let keeper = keeper.await.context(
+            "there is no certificate for agents; --grpc-tls-cert and --grpc-tls-key name another one",
+        )?;
+        let tls = ServerTls::load(keeper.files(), clients)?;
+        let authorities = keeper.authorities();
+        tasks.worker("the authorities", published.run(authorities, tasks.done()));
+        tasks.worker("the certificate", keeper.run(tasks.done()));
+        Ok(Some(Arc::new(tls)))
+    }
+}
+
+/// Returns how callers of the port for agents are authenticated.
+fn identify(settings: &IngestSettings, cluster: Option<Arc<Cluster>>) -> Identify {
+    if settings.transport == Transport::Open {
+        return Identify::anybody();
+    }
     let tokens = cluster.map(|cluster| {
         let reviewer: Arc<dyn Reviewer> = cluster;
         (settings.tokens.clone(), reviewer)
     });
-    Ok((Some(Arc::new(tls)), Identify::new(tokens)))
+    Identify::new(tokens)
 }
 
 /// Prints the greeting of a controller that stands by.

@@ -42,12 +42,21 @@ group! {
         #[arg(long, env = "GPUWARDEN_GRPC_LISTEN", value_name = "ADDRESS:PORT",
               value_parser = address)]
         pub grpc_listen: Option<SocketAddr>,
-        /// Certificate of that address (PEM); read again when it changes.
+        /// Certificate of that address (PEM); read again when it changes [default: with a cluster, a
+        /// certificate of its own, kept in the Secret gpuwarden-controller-tls and renewed in time.
+        /// Its authorities are in the `ConfigMap` gpuwarden-ca, for the --tls-ca of agents].
         #[arg(long, env = "GPUWARDEN_GRPC_TLS_CERT", value_name = "FILE")]
         pub grpc_tls_cert: Option<PathBuf>,
         /// Key of the certificate (PEM).
         #[arg(long, env = "GPUWARDEN_GRPC_TLS_KEY", value_name = "FILE")]
         pub grpc_tls_key: Option<PathBuf>,
+        /// Service of that address in the namespace of --namespace: the controller's own certificate
+        /// is for its DNS names [default: gpuwarden-controller].
+        #[arg(long, env = "GPUWARDEN_GRPC_SERVICE", value_name = "NAME")]
+        pub grpc_service: Option<String>,
+        /// Lifetime of the controller's own certificates, at least 10s [default: 90d].
+        #[arg(long, env = "GPUWARDEN_CERTIFICATE_LIFETIME", value_name = "DURATION")]
+        pub certificate_lifetime: Option<String>,
         /// Certificates of the authority of nodes' certificates (PEM). A certificate identifies the
         /// node in its common name `system:node:NAME`, or in its only DNS name.
         #[arg(long, env = "GPUWARDEN_GRPC_CLIENT_CA", value_name = "FILE")]

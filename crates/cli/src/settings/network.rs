@@ -3,11 +3,14 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use std::time::Duration;
+
 use connector::outbox;
+use contract::names;
 use controller::ingest::{ServiceAccount, TokenRules};
 use runtime::tls::CertificateFiles;
 
-use super::{SettingsError, amount};
+use super::{SettingsError, amount, named};
 use crate::args::{DeliveryArgs, IngestArgs};
 
 /// Port of a controller for events, from the contract.
@@ -16,6 +19,13 @@ const GRPC_PORT: u16 = 50051;
 const AUDIENCE: &str = "gpuwarden";
 /// `ServiceAccount` of the agents.
 const AGENT: &str = "gpuwarden-agent";
+
+/// Service of a controller's port.
+const SERVICE: &str = "gpuwarden-controller";
+/// Default lifetime of a certificate that gpuwarden issues itself.
+const LIFETIME: &str = "90d";
+/// Shortest lifetime of such a certificate, which is renewed in the last third of it.
+const MIN_LIFETIME: Duration = Duration::from_secs(10);
 
 /// Settings of the delivery from a node to its controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,12 +54,25 @@ pub struct IngestSettings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Transport {
     Tls {
-        own: CertificateFiles,
+        own: ServerCertificate,
         /// Certificates of the authority of nodes' certificates; `None`: nodes show tokens only.
         clients: Option<PathBuf>,
     },
     /// Without TLS, on this machine only.
     Open,
+}
+
+/// Certificate of a controller's port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServerCertificate {
+    /// Certificate that somebody else issues.
+    Files(CertificateFiles),
+    /// Certificate that the controller issues, and keeps in a Secret of its cluster.
+    Own {
+        /// Name of the Service that agents connect to.
+        service: String,
+        lifetime: Duration,
+    },
 }
 
 // === impl DeliverySettings ===
@@ -115,6 +138,13 @@ impl IngestSettings {
             args.grpc_tls_key,
             "--grpc-tls-cert and --grpc-tls-key go together: add the other one",
         )?;
+        let service = args.grpc_service.unwrap_or_else(|| SERVICE.to_owned());
+        let lifetime = args.certificate_lifetime.as_deref().unwrap_or(LIFETIME);
+        let issued = ServerCertificate::Own {
+            service: named("--grpc-service", service, names::dns_label)?,
+            lifetime: certificate_lifetime(lifetime)?,
+        };
+        let own = own.map(ServerCertificate::Files);
         let open = args.grpc_insecure.unwrap_or(false);
         let everywhere = if open {
             Ipv4Addr::LOCALHOST
@@ -124,7 +154,9 @@ impl IngestSettings {
         let listen = args
             .grpc_listen
             .unwrap_or_else(|| SocketAddr::from((everywhere, GRPC_PORT)));
-        let transport = transport(own, args.grpc_client_ca, open, listen, in_cluster)?;
+        let clients = args.grpc_client_ca;
+        let issued = in_cluster.then_some(issued);
+        let transport = transport(own, issued, clients, open, listen)?;
         let agents = args
             .agents
             .unwrap_or_else(|| vec![format!("{namespace}/{AGENT}")]);
@@ -144,14 +176,27 @@ impl IngestSettings {
     }
 }
 
-/// Returns the protection of a controller's port, if the settings are consistent.
+/// Parses the lifetime of certificates that gpuwarden issues itself.
+pub(super) fn certificate_lifetime(text: &str) -> Result<Duration, SettingsError> {
+    let flag = "--certificate-lifetime";
+    // The duration is never negative.
+    let lifetime = Duration::try_from(amount::duration(flag, text)?).unwrap_or_default();
+    if lifetime < MIN_LIFETIME {
+        return Err(SettingsError::value(flag, text, "is shorter than 10s"));
+    }
+    Ok(lifetime)
+}
+
+/// Returns the protection of a controller's port, if the settings are consistent. `issued` is the
+/// certificate without `own` files; `None` without a cluster.
 fn transport(
-    own: Option<CertificateFiles>,
+    own: Option<ServerCertificate>,
+    issued: Option<ServerCertificate>,
     clients: Option<PathBuf>,
     open: bool,
     listen: SocketAddr,
-    in_cluster: bool,
 ) -> Result<Transport, SettingsError> {
+    let in_cluster = issued.is_some();
     let conflict = match (own, open) {
         (Some(_), true) => "--grpc-insecure and --grpc-tls-cert exclude each other: remove one",
         (None, true) if clients.is_some() => "--grpc-client-ca needs TLS: remove --grpc-insecure",
@@ -165,10 +210,13 @@ fn transport(
             ));
         }
         (None, true) => return Ok(Transport::Open),
-        (None, false) => {
-            "a controller needs a certificate: name it with --grpc-tls-cert and --grpc-tls-key \
-             (for tests on one machine: --grpc-insecure)"
-        }
+        (None, false) => match issued {
+            Some(own) => return Ok(Transport::Tls { own, clients }),
+            None => {
+                "a controller needs a certificate: name it with --grpc-tls-cert and --grpc-tls-key \
+                 (for tests on one machine: --grpc-insecure)"
+            }
+        },
         (Some(_), false) if clients.is_none() && !in_cluster => {
             "agents could not authenticate: name the authority of the nodes' certificates with \
              --grpc-client-ca, or a cluster that checks their tokens with --kubeconfig"

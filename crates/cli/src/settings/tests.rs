@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use connector::AcceptNodes;
 use controller::policy::PolicySource;
 use devices::Providers;
@@ -464,6 +466,27 @@ fn a_controller_can_tell_who_calls() {
         args.central_monitors = Some(vec!["m/cloud".into(), "m/objects".into()]);
     });
     assert_eq!(named.unwrap().ingest.tokens.central.len(), 2);
+    let own = |service: &'static str, lifetime| Transport::Tls {
+        own: ServerCertificate::Own {
+            service: service.into(),
+            lifetime: Duration::from_secs(lifetime),
+        },
+        clients: None,
+    };
+    let issued = controller(true, |args| *args = IngestArgs::default());
+    let days = 90 * 24 * 3600;
+    assert_eq!(
+        issued.unwrap().ingest.transport,
+        own("gpuwarden-controller", days)
+    );
+    let issued = controller(true, |args| {
+        *args = IngestArgs {
+            grpc_service: Some("c".into()),
+            certificate_lifetime: Some("1m".into()),
+            ..IngestArgs::default()
+        };
+    });
+    assert_eq!(issued.unwrap().ingest.transport, own("c", 60));
     let open: fn(&mut IngestArgs) = |args| {
         *args = IngestArgs {
             grpc_insecure: Some(true),
@@ -473,8 +496,16 @@ fn a_controller_can_tell_who_calls() {
     let insecure = controller(false, open).unwrap().ingest;
     assert_eq!(insecure.transport, Transport::Open);
     assert_eq!(insecure.listen.to_string(), "127.0.0.1:50051");
-    let table: [(Edit, &str); 6] = [
+    let table: [(Edit, &str); 8] = [
         (|_| (), "--grpc-client-ca"),
+        (
+            |args| args.grpc_service = Some("a.b".into()),
+            "--grpc-service",
+        ),
+        (
+            |args| args.certificate_lifetime = Some("9s".into()),
+            "shorter than 10s",
+        ),
         (|args| args.grpc_tls_key = None, "go together"),
         (
             |args| (args.grpc_tls_cert, args.grpc_tls_key) = (None, None),

@@ -11,14 +11,13 @@ use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
 
 use super::amount::{self, parsed};
+use super::network::certificate_lifetime;
 use super::parts::log_format;
 use super::{DeliverySettings, SettingsError, connect_options, named, namespace};
 use crate::args::{DeliveryArgs, FailurePolicyArg, WebhookArgs};
 
 /// Default path of the configuration, where NVSentinel's chart mounts it.
 const CONFIG: &str = "/etc/preflight/config.yaml";
-/// Shortest lifetime of a certificate, which is renewed in the last third of it.
-const MIN_LIFETIME: Duration = Duration::from_secs(10);
 /// Longest `--drain`: a pod has 30 s to end.
 const MAX_DRAIN: Duration = Duration::from_secs(20);
 
@@ -72,12 +71,7 @@ impl WebhookSettings {
     /// Reads the configuration, and checks all settings.
     pub(crate) fn resolve(args: WebhookArgs) -> Result<Self, SettingsError> {
         let preflight = preflight(args.config.as_deref(), args.image.as_deref())?;
-        let lifetime = positive("--certificate-lifetime", &args.certificate_lifetime)?;
-        if lifetime < MIN_LIFETIME {
-            let what = "is shorter than 10s";
-            let given = args.certificate_lifetime;
-            return Err(SettingsError::value("--certificate-lifetime", given, what));
-        }
+        let lifetime = certificate_lifetime(&args.certificate_lifetime)?;
         let drain = positive("--drain", &args.drain)?;
         if drain > MAX_DRAIN {
             let what = "is longer than 20s; a pod has 30 s to end";

@@ -1,8 +1,9 @@
 //! Checks of the cluster: connection, version, clock, permissions, this machine's node, and what
 //! gpuwarden reads there.
 
-use cluster::{Cluster, ServerInfo};
+use cluster::{Cluster, ObjectKind, ServerInfo};
 use contract::findings::MAX_FILE_BYTES;
+use controller::certificate;
 use controller::policy::PolicySource;
 use fleet::brake::{MOST_ALONE, NodeLabel};
 use fleet::remediation::RemediationConfig;
@@ -13,6 +14,7 @@ use policy::Policy;
 use runtime::text_file;
 
 use super::needs::{self, Need};
+use super::peers::in_time;
 use super::{Finding, Installation, causes};
 use crate::settings::Mode;
 
@@ -66,6 +68,9 @@ pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
         }
     }
     findings.extend(permissions(&cluster, &needs).await);
+    if needs::issues_certificate(installation) {
+        findings.extend(own_certificate(&cluster, &act.namespace).await);
+    }
     let label = &act.gpu_node_label;
     if let Some(node) = &installation.node {
         if let Ok(found) = cluster.find_node(&node.node_name).await {
@@ -97,6 +102,24 @@ pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
     }
     findings.extend(policy);
     findings
+}
+
+/// Checks the certificate that the controllers of this namespace issue themselves.
+async fn own_certificate(cluster: &Cluster, namespace: &str) -> Option<Finding> {
+    let (kind, name) = (ObjectKind::new("", "v1", "secrets"), certificate::SECRET);
+    let secret = cluster.object(&kind, Some(namespace), name).await.ok()?;
+    let shown = format!("the Secret {namespace}/{name}");
+    let Some(secret) = secret else {
+        let what = format!("{shown} does not exist yet: the first controller that acts makes it");
+        return Some(Finding::ok("tls", what));
+    };
+    let finding = match certificates::validity(&secret) {
+        Some(validity) => in_time(&shown, validity, Timestamp::now()),
+        None => Finding::problem("tls", format!("{shown} holds no certificate")),
+    };
+    Some(finding.fix(format!(
+        "kubectl -n {namespace} describe secret {name}; the controller renews it"
+    )))
 }
 
 fn version(server: &str, info: &ServerInfo) -> Finding {

@@ -13,7 +13,7 @@ use model::attempt::ResourceKind;
 use model::shell;
 
 use super::Installation;
-use crate::settings::{ActSettings, Mode, Transport};
+use crate::settings::{ActSettings, Mode, ServerCertificate, Transport};
 
 const TABLE: &str = include_str!("../../../data/permissions.tsv");
 
@@ -107,10 +107,20 @@ fn settings(
             validation.is_some_and(ValidationConfiguration::reads_slices),
         ),
         ("tokens", ingest.is_some_and(|it| uses_tls(&it.transport))),
+        ("certificate", issues_certificate(installation)),
         ("device-taints", taints_devices),
     ];
     let holding = all.into_iter().filter(|(_, holds)| *holds);
     holding.map(|(name, _)| name).collect()
+}
+
+/// Returns true if the installation is a controller that issues its certificate itself.
+pub(super) fn issues_certificate(installation: &Installation) -> bool {
+    let transport = installation.ingest.as_ref().map(|it| &it.transport);
+    let Some(Transport::Tls { own, .. }) = transport else {
+        return false;
+    };
+    matches!(own, ServerCertificate::Own { .. })
 }
 
 /// Returns namespace and name of the policy's `ConfigMap`.

@@ -13,8 +13,8 @@ use runtime::tls::{
 };
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{Finding, Installation, causes};
-use crate::settings::{IngestSettings, Transport};
+use super::{Finding, Installation, Severity, causes};
+use crate::settings::{IngestSettings, ServerCertificate, Transport};
 
 /// Time that an agent allows for connecting.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Fin
             findings.push(port("grpc-listen", ingest.listen).await);
         }
     }
-    findings.extend(ingest.map(server));
+    findings.extend(ingest.and_then(server));
     if let Some(delivery) = &installation.delivery {
         let authority = delivery.authority.as_deref();
         findings.extend(authority.map(|it| client(it, delivery.certificate.as_ref())));
@@ -54,14 +54,18 @@ async fn port(check: &'static str, address: SocketAddr) -> Finding {
     Finding::tried(check, bound).fix(format!("ss -ltnp 'sport = :{port}' shows the process"))
 }
 
-fn server(ingest: &IngestSettings) -> Finding {
+/// Checks the certificate of a controller's port, unless the controller issues it itself.
+fn server(ingest: &IngestSettings) -> Option<Finding> {
     let Transport::Tls { own, clients } = ingest.transport.clone() else {
         let what = "events are accepted without TLS, from anybody on this machine, for any node";
-        return Finding::warning("grpc-insecure", what);
+        return Some(Finding::warning("grpc-insecure", what));
+    };
+    let ServerCertificate::Files(own) = own else {
+        return None;
     };
     let certificate = own.certificate.clone();
     let clients = clients.map_or(ClientCertificates::None, ClientCertificates::Optional);
-    tls(&certificate, ServerTls::load(own, clients), true)
+    Some(tls(&certificate, ServerTls::load(own, clients), true))
 }
 
 /// Checks the certificates of a client: the authority that it trusts, and its own.
@@ -97,28 +101,32 @@ fn connector_config(path: &Path) -> Vec<Finding> {
 fn tls<T>(file: &Path, loaded: Result<T, TlsError>, own: bool) -> Finding {
     let validity = loaded.and_then(|_| own.then(|| Validity::read(file)).transpose());
     match validity {
-        Ok(Some(validity)) => in_time(file, validity, Timestamp::now()),
+        Ok(Some(validity)) => {
+            let found = in_time(&file.display().to_string(), validity, Timestamp::now());
+            match found.result {
+                Severity::Warning => found
+                    .fix("check what renews it; gpuwarden reads a changed file without a restart"),
+                _ => certificate(found, file),
+            }
+        }
         Ok(None) => Finding::ok("tls", format!("{} can be read", file.display())),
         Err(error) => certificate(Finding::problem("tls", causes(&error)), file),
     }
 }
 
 /// Compares the dates of a certificate with the time `now`.
-fn in_time(file: &Path, validity: Validity, now: Timestamp) -> Finding {
-    let shown = file.display();
+pub(super) fn in_time(shown: &str, validity: Validity, now: Timestamp) -> Finding {
     let Validity { from, until } = validity;
-    let finding = if now < from {
+    if now < from {
         Finding::problem("tls", format!("{shown} is valid from {from:.0} only"))
     } else if until < now {
         Finding::problem("tls", format!("{shown} has expired at {until:.0}"))
     } else if until.duration_since(now) < validity.whole() / LAST_PART {
         let what = format!("{shown} expires at {until:.0}, and should have been renewed by now");
-        return Finding::warning("tls", what)
-            .fix("check what renews it; gpuwarden reads a changed file without a restart");
+        Finding::warning("tls", what)
     } else {
         Finding::ok("tls", format!("{shown} is valid until {until:.0}"))
-    };
-    certificate(finding, file)
+    }
 }
 
 fn certificate(finding: Finding, file: &Path) -> Finding {
@@ -159,7 +167,6 @@ async fn controller(url: &str) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::Severity;
 
     #[tokio::test]
     async fn a_port_is_free_or_taken_and_what_listens_there_or_not() {
@@ -199,7 +206,7 @@ mod tests {
                 central: Vec::new(),
             },
         };
-        assert_eq!(server(&open).result, Severity::Warning);
+        assert_eq!(server(&open).unwrap().result, Severity::Warning);
     }
 
     #[test]
@@ -254,7 +261,7 @@ mod tests {
             ),
         ];
         for (now, result, text) in table {
-            let found = in_time(Path::new("/tls.crt"), validity, time(now));
+            let found = in_time("/tls.crt", validity, time(now));
             assert_eq!(found.result, result, "{now}");
             assert!(found.what.contains(text), "{found:?}");
         }

@@ -43,6 +43,15 @@ fn controller(act: ActArgs) -> Installation {
     resolve(args).unwrap().into()
 }
 
+/// Returns a controller that issues its certificate itself.
+fn issuing(act: ActArgs) -> Installation {
+    let args = ControllerArgs {
+        act,
+        ..ControllerArgs::default()
+    };
+    resolve(args).unwrap().into()
+}
+
 fn described(needs: &[Need]) -> Vec<String> {
     let each = needs.iter().map(|need| need.described(&need.verbs));
     each.collect()
@@ -190,7 +199,7 @@ fn each_mode_needs_what_it_does_and_no_more() {
     let nodes = "list, watch nodes";
     let act_on_nodes = "list, watch, patch nodes";
     let switches = "list, watch, create, patch configmaps in gw";
-    let table: [(Installation, &[&str]); 6] = [
+    let table: [(Installation, &[&str]); 7] = [
         (run(|_| ()), &[nodes]),
         (
             run(|act| (act.quarantine, act.dry_run) = (Some(true), Some(true))),
@@ -214,6 +223,15 @@ fn each_mode_needs_what_it_does_and_no_more() {
             &[act_on_nodes, switches, "list, watch configmaps in p"],
         ),
         (controller(act(|_| ())), &[nodes, "create tokenreviews"]),
+        (
+            issuing(act(|_| ())),
+            &[
+                nodes,
+                "create tokenreviews",
+                "get, list, watch, create, update secrets in gw",
+                "get, create, update configmaps in gw",
+            ],
+        ),
         (
             controller(act(|act| {
                 act.quarantine = Some(true);

@@ -90,6 +90,8 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
     add("`[device-taints]`", &devices, &quarantine);
     let central = of(&controller(act(|act| act.quarantine = Some(true))), false);
     add("`controller`", &central, &quarantine);
+    let issues = of(&issuing(act(|act| act.quarantine = Some(true))), false);
+    add("`controller` without `--grpc-tls-cert`", &issues, &central);
 
     let drained = quarantining(&|act| act.drain = Some(true));
     add("`--drain`", &drained, &quarantine);
