@@ -36,7 +36,15 @@ pub enum Purpose {
 impl Authority {
     /// Creates an authority with a new key.
     pub fn new(name: &str) -> anyhow::Result<Self> {
+        Self::valid(name, None)
+    }
+
+    /// Creates an authority with a new key, valid from the first to the second time.
+    pub fn valid(name: &str, times: Option<(SystemTime, SystemTime)>) -> anyhow::Result<Self> {
         let mut params = CertificateParams::default();
+        if let Some((from, until)) = times {
+            (params.not_before, params.not_after) = (from.into(), until.into());
+        }
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.distinguished_name.push(DnType::CommonName, name);
@@ -44,6 +52,11 @@ impl Authority {
         let pem = params.self_signed(&key)?.pem();
         let issuer = Issuer::new(params, key);
         Ok(Self { issuer, pem })
+    }
+
+    /// Returns the authority's private key in PEM form.
+    pub fn key(&self) -> String {
+        self.issuer.key().serialize_pem()
     }
 
     /// Returns the authority's certificate in PEM form.
@@ -58,16 +71,16 @@ impl Authority {
         common_name: &str,
         names: &[&str],
     ) -> anyhow::Result<Certificate> {
-        self.sign_until(purpose, common_name, names, None)
+        self.sign_valid(purpose, common_name, names, None)
     }
 
-    /// Returns a certificate that expires at `end`.
-    pub fn sign_until(
+    /// Returns a certificate that is valid from the first to the second time.
+    pub fn sign_valid(
         &self,
         purpose: Purpose,
         common_name: &str,
         names: &[&str],
-        end: Option<SystemTime>,
+        times: Option<(SystemTime, SystemTime)>,
     ) -> anyhow::Result<Certificate> {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(names)?;
@@ -79,8 +92,8 @@ impl Authority {
             Purpose::Server => ExtendedKeyUsagePurpose::ServerAuth,
             Purpose::Client => ExtendedKeyUsagePurpose::ClientAuth,
         }];
-        if let Some(end) = end {
-            params.not_after = end.into();
+        if let Some((from, until)) = times {
+            (params.not_before, params.not_after) = (from.into(), until.into());
         }
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?.pem();

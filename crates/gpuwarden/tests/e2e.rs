@@ -56,6 +56,8 @@ mod machines;
 mod outage;
 #[path = "e2e/output.rs"]
 mod output;
+#[path = "e2e/own_certificate.rs"]
+mod own_certificate;
 #[path = "e2e/places.rs"]
 mod places;
 #[path = "e2e/player.rs"]

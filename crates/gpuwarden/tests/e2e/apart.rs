@@ -279,9 +279,12 @@ async fn foreign_node(plane: &ControlPlane) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that a pod's token permits reports for the pod's node.
-async fn token(plane: &ControlPlane) -> anyhow::Result<()> {
-    let mut apart = Apart::new(plane).await?;
+/// Creates an account in the namespace `default`, and a pod of it on a node. Returns the name of
+/// the account, and a token of the pod for the controller.
+pub(crate) async fn pod_token(
+    plane: &ControlPlane,
+    node: &str,
+) -> anyhow::Result<(String, String)> {
     let client = plane.client().await?;
     let account = unique("agent");
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
@@ -292,7 +295,7 @@ async fn token(plane: &ControlPlane) -> anyhow::Result<()> {
     let pod = json!({
         "metadata": {"name": account},
         "spec": {
-            "nodeName": apart.scene.node,
+            "nodeName": node,
             "serviceAccountName": account,
             "containers": [{"name": "agent", "image": "gpuwarden"}],
         },
@@ -312,6 +315,13 @@ async fn token(plane: &ControlPlane) -> anyhow::Result<()> {
         .status
         .and_then(|status| status.token)
         .unwrap_or_default();
+    Ok((account, token))
+}
+
+/// Checks that a pod's token permits reports for the pod's node.
+async fn token(plane: &ControlPlane) -> anyhow::Result<()> {
+    let mut apart = Apart::new(plane).await?;
+    let (account, token) = pod_token(plane, &apart.scene.node).await?;
     std::fs::write(apart.tls.path("token"), token)?;
 
     let launch = apart.tls.agent(&apart.scene.node)?;

@@ -24,7 +24,7 @@ fn lines(findings: &Value) -> Vec<String> {
 }
 
 /// Returns the only finding of a check.
-fn one<'a>(findings: &'a Value, check: &str) -> &'a Value {
+pub(crate) fn one<'a>(findings: &'a Value, check: &str) -> &'a Value {
     let list = findings.as_array().unwrap();
     let mut found = list.iter().filter(|it| it["check"] == check);
     let first = found

@@ -96,8 +96,9 @@ async fn a_certificate_of_the_authority_proves_a_name_and_nothing_else_does() {
     sign(&theirs, Purpose::Client, "system:node:n1", &[], "foreign");
     sign(&ours, Purpose::Server, "n1", &["n1"], "serving");
     let ended = SystemTime::now() - Duration::from_secs(60);
+    let times = Some((ended - Duration::from_secs(60), ended));
     let expired = ours
-        .sign_until(Purpose::Client, "system:node:n1", &[], Some(ended))
+        .sign_valid(Purpose::Client, "system:node:n1", &[], times)
         .unwrap();
     expired.write(dir, "expired").unwrap();
 

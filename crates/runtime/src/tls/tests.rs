@@ -41,6 +41,29 @@ fn changed_files_count_from_then_on_and_bad_ones_do_not() {
     assert!(!Arc::ptr_eq(&second, &tls.config()));
 }
 
+/// A kubelet updates a mounted `ConfigMap` by replacing a symbolic link to a directory.
+#[test]
+fn an_authority_that_a_kubelet_mounts_is_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let publish = |version: &str| {
+        fs::create_dir(dir.join(version)).unwrap();
+        let authority = Authority::new(version).unwrap();
+        fs::write(dir.join(version).join("ca.crt"), authority.pem()).unwrap();
+        std::os::unix::fs::symlink(version, dir.join("..data_tmp")).unwrap();
+        fs::rename(dir.join("..data_tmp"), dir.join("..data")).unwrap();
+    };
+    publish("..1");
+    std::os::unix::fs::symlink("..data/ca.crt", dir.join("ca.crt")).unwrap();
+    let tls = ClientTls::load(dir.join("ca.crt"), None).unwrap();
+    let first = tls.config();
+    assert!(Arc::ptr_eq(&first, &tls.config()));
+    publish("..2");
+    let second = tls.config();
+    assert!(!Arc::ptr_eq(&first, &second));
+    assert!(Arc::ptr_eq(&second, &tls.config()));
+}
+
 /// Reading may fail once, for lack of descriptors or by an error of the disk, while the files
 /// are unchanged.
 #[test]
