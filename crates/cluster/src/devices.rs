@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::access::Access;
 use crate::connect::Cluster;
 use crate::error::{ApiError, found};
 use crate::pace::Urgency;
@@ -143,6 +144,17 @@ impl Cluster {
         loop {
             match self.device_api().await {
                 Ok(api) => {
+                    let listed = Access {
+                        verb: "list",
+                        group: &api.rules.group,
+                        resource: &api.rules.plural,
+                        namespace: None,
+                        name: None,
+                    };
+                    // Asking costs no refusal in the audit log of a cluster that permits no list.
+                    if !self.may(listed).await.unwrap_or(false) {
+                        return None;
+                    }
                     let rules: Api<DynamicObject> =
                         Api::all_with(self.client(Urgency::Act), &api.rules);
                     let params = ListParams::default().labels(&own_label()).limit(1);

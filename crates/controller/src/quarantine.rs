@@ -121,7 +121,7 @@ pub struct Quarantine {
     watches: Watches,
     requests: RequestTasks,
     policies: CurrentPolicy,
-    /// Circuit breaker and pause; `None` without a cluster.
+    /// Circuit breaker and pause; `None` without a cluster, and where nothing is decided.
     switches: Option<Switches>,
     /// Namespace of the `ConfigMap`s with the switches.
     namespace: String,
@@ -292,8 +292,10 @@ impl Quarantine {
         client.cancel = cancel.clone();
         let (cluster, kinds) = (Arc::clone(&client.cluster), client.kinds.clone());
         self.watches = Watches::start(&cluster, kinds, cancel.clone());
-        self.switches = Some(Switches::new(cluster, self.namespace.clone(), cancel));
-        self.apply_switches();
+        if self.fleet.decides() {
+            self.switches = Some(Switches::new(cluster, self.namespace.clone(), cancel));
+            self.apply_switches();
+        }
         self.watch_devices();
     }
 

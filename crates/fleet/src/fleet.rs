@@ -245,6 +245,11 @@ impl Fleet {
         self.state.settings.mode.writes()
     }
 
+    /// Returns whether anything is decided: not in the mode that only observes.
+    pub fn decides(&self) -> bool {
+        self.state.settings.mode != Mode::Observe
+    }
+
     /// Returns what the faults of a node ask for, given its last observed state, or that of an
     /// unknown node; nothing without a policy.
     pub fn desired(&self, node: &str) -> Desired {
