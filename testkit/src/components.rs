@@ -16,6 +16,9 @@ use sha2::{Digest as _, Sha256};
 /// Version of kwok that `cargo xtask setup` installs.
 pub const KWOK_VERSION: &str = "v0.8.0";
 
+/// Version of Helm that `cargo xtask setup` installs.
+pub const HELM_VERSION: &str = "v3.19.2";
+
 /// Programs of a control plane that every test with one needs.
 pub const ASSETS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
 
@@ -44,6 +47,8 @@ pub enum Component {
     Supervise,
     /// Program that keeps fake nodes alive.
     Kwok,
+    /// Helm, for the chart.
+    Helm,
     /// A Chromium browser, for tests of the page.
     Chromium,
     /// A Python interpreter with grpcio, grpcio-tools, protobuf and nvidia-ml-py.
@@ -210,6 +215,7 @@ impl Component {
                 tools.join(format!("supervise-{key}/supervise"))
             }
             Self::Kwok => tools.join(format!("kwok-{KWOK_VERSION}/kwok")),
+            Self::Helm => tools.join(format!("helm-{HELM_VERSION}/helm")),
             Self::PythonGrpc => {
                 let dir = sources().join("python");
                 let key = content_key(&dir, &["requirements.txt".into()], "venv")?;
@@ -254,7 +260,7 @@ impl Component {
                 let dir = self.built_path()?;
                 Ok(dir.filter(|dir| ASSETS.iter().all(|name| is_program(&dir.join(name)))))
             }
-            Self::Supervise | Self::Kwok | Self::PythonGrpc => {
+            Self::Supervise | Self::Kwok | Self::Helm | Self::PythonGrpc => {
                 Ok(self.built_path()?.filter(|file| is_program(file)))
             }
             // The directory is renamed into place once it is complete.
@@ -305,6 +311,7 @@ impl fmt::Display for Component {
             Self::ControlPlane(version) => write!(f, "control plane {version}"),
             Self::Supervise => f.write_str("control plane supervisor"),
             Self::Kwok => write!(f, "kwok {KWOK_VERSION}"),
+            Self::Helm => write!(f, "helm {HELM_VERSION}"),
             Self::Chromium => f.write_str("chromium"),
             Self::PythonGrpc => f.write_str("python with grpcio"),
             Self::DriverLibraries => f.write_str("NVML of several drivers"),

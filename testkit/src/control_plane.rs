@@ -208,28 +208,39 @@ impl ControlPlane {
         &self,
         args: impl IntoIterator<Item = S>,
     ) -> anyhow::Result<String> {
+        Ok(String::from_utf8(self.run_kubectl(args).await?.stdout)?)
+    }
+
+    /// Runs kubectl as administrator and returns its warnings, and those of the API server.
+    ///
+    /// Fails with kubectl's output if kubectl fails.
+    pub async fn kubectl_warnings<S: AsRef<std::ffi::OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+    ) -> anyhow::Result<String> {
+        Ok(String::from_utf8(self.run_kubectl(args).await?.stderr)?)
+    }
+
+    async fn run_kubectl<S: AsRef<std::ffi::OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+    ) -> anyhow::Result<Output> {
         let mut command = tokio::process::Command::new(&self.kubectl);
         command
             .arg("--kubeconfig")
             .arg(self.kubeconfig())
             .args(args)
-            .stdin(Stdio::null());
-        let Output {
-            status,
-            stdout,
-            stderr,
-        } = command
-            .kill_on_drop(true)
-            .output()
-            .await
-            .context("run kubectl")?;
-        if !status.success() {
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        let output = command.output().await.context("run kubectl")?;
+        if !output.status.success() {
             bail!(
-                "kubectl: {status}: {}",
-                String::from_utf8_lossy(&stderr).trim()
+                "kubectl: {}: {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr).trim()
             );
         }
-        Ok(String::from_utf8(stdout)?)
+        Ok(output)
     }
 
     /// Creates a namespace and waits until pods may be created in it.

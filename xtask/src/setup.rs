@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use testkit::components::{
-    Component, GO_FLAGS, KWOK_VERSION, Version, cache_dir, find_program, sources,
+    Component, GO_FLAGS, HELM_VERSION, KWOK_VERSION, Version, cache_dir, find_program, sources,
 };
 
 use crate::shell;
@@ -95,6 +95,7 @@ fn components(versions: &[Version]) -> Vec<Component> {
     let rest = [
         Component::Supervise,
         Component::Kwok,
+        Component::Helm,
         Component::PythonGrpc,
         Component::DriverLibraries,
         Component::VendorWheels,
@@ -184,12 +185,8 @@ fn install(component: Component) -> anyhow::Result<Outcome> {
             go.args(GO_FLAGS).arg("-o").arg(dir.join("supervise"));
             shell::output(go.arg("./supervise")).map(drop)
         }),
-        Component::Kwok => into_place(&parent(&place)?, |dir| {
-            let mut go = go("install")?;
-            println!("installing kwok {KWOK_VERSION} (about two minutes, once)");
-            let package = format!("sigs.k8s.io/kwok/cmd/kwok@{KWOK_VERSION}");
-            shell::output(go.args(GO_FLAGS).arg(package).env("GOBIN", dir)).map(drop)
-        }),
+        Component::Kwok => install_go("kwok", "sigs.k8s.io/kwok/cmd/kwok", KWOK_VERSION, &place),
+        Component::Helm => install_go("helm", "helm.sh/helm/v3/cmd/helm", HELM_VERSION, &place),
         Component::DriverLibraries => into_place(&place, vendors::fetch_drivers),
         Component::VendorWheels => into_place(&place, vendors::fetch_wheels),
         // The layout is DIR/bin/python.
@@ -249,6 +246,16 @@ fn go(verb: &str) -> anyhow::Result<Command> {
     // Avoids the need for a C compiler, and the effect of a go.work above this directory.
     go.env("CGO_ENABLED", "0").env("GOWORK", "off");
     Ok(go)
+}
+
+/// Installs a program of a published Go module.
+fn install_go(name: &str, package: &str, version: &str, place: &Path) -> anyhow::Result<()> {
+    into_place(&parent(place)?, |dir| {
+        println!("installing {name} {version} (one to two minutes, once)");
+        let mut go = go("install")?;
+        let package = format!("{package}@{version}");
+        shell::output(go.args(GO_FLAGS).arg(package).env("GOBIN", dir)).map(drop)
+    })
 }
 
 fn build_control_plane(version: Version, place: &Path) -> anyhow::Result<()> {

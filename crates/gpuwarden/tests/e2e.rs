@@ -12,6 +12,8 @@ mod apart;
 mod brake;
 #[path = "e2e/burst.rs"]
 mod burst;
+#[path = "e2e/chart.rs"]
+mod chart;
 #[path = "e2e/checks.rs"]
 mod checks;
 #[path = "e2e/collect.rs"]

@@ -109,7 +109,7 @@ fn schema(keys: &[Key]) -> anyhow::Result<Value> {
     Ok(root)
 }
 
-/// Returns the keys as maps of maps. An empty map takes any keys.
+/// Returns the keys as maps of maps, with true for a value. An empty map takes any keys.
 fn known(keys: &[Key]) -> Value {
     let mut root = json!({});
     for key in keys {
@@ -117,9 +117,12 @@ fn known(keys: &[Key]) -> Value {
         for name in &key.path {
             place = &mut place[name];
         }
-        if key.default.is_object() {
-            *place = json!({});
-        }
+        // Not null, which merging in a template would drop.
+        *place = if key.default.is_object() {
+            json!({})
+        } else {
+            json!(true)
+        };
     }
     root
 }
@@ -216,7 +219,7 @@ mod tests {
         assert_eq!(paths, ["part", "part.mode", "part.labels", "part.text"]);
         assert_eq!(
             known(&keys),
-            json!({"part": {"mode": null, "labels": {}, "text": null}})
+            json!({"part": {"mode": true, "labels": {}, "text": true}})
         );
         let schema = schema(&keys).unwrap();
         let mode = &schema["properties"]["part"]["properties"]["mode"];

@@ -64,8 +64,9 @@ without empty ones, which have the defaults of the webhook. */}}
 {{- .Values.preflight.webhook.certProvider | default .Values.certProvider -}}
 {{- end }}
 
-{{/* Way of the agent to the GPUs: runtimeClass, hostDriver, draAdmin or none. The last is for a cluster that has
-neither the RuntimeClass nor the DeviceClass; without a cluster (`helm template`) the RuntimeClass counts as there. */}}
+{{/* Way of the agent to the GPUs: runtimeClass, hostDriver, draAdmin or none. The last is for a cluster without
+the RuntimeClass, and without a DeviceClass that the namespace may use with admin access; without a cluster (`helm
+template`) the RuntimeClass counts as there. */}}
 {{- define "gpuwarden.gpuAccess" -}}
 {{- if ne .Values.gpuAccess "auto" -}}
 {{ .Values.gpuAccess }}
@@ -75,11 +76,22 @@ none
 none
 {{- else if eq (include "gpuwarden.lacks" (dict "kind" "RuntimeClass" "api" "node.k8s.io/v1" "name" .Values.runtimeClassName)) "" -}}
 runtimeClass
-{{- else if and (.Capabilities.APIVersions.Has "resource.k8s.io/v1") (lookup "resource.k8s.io/v1" "DeviceClass" "" "gpu.nvidia.com") -}}
+{{- else if and (include "gpuwarden.hasDeviceClass" .) (include "gpuwarden.mayHaveAdminAccess" .) -}}
 draAdmin
 {{- else -}}
 none
 {{- end -}}
+{{- end }}
+
+{{/* True if the cluster has the DeviceClass of NVIDIA's GPUs. */}}
+{{- define "gpuwarden.hasDeviceClass" -}}
+{{- if and (.Capabilities.APIVersions.Has "resource.k8s.io/v1") (lookup "resource.k8s.io/v1" "DeviceClass" "" "gpu.nvidia.com") }}true{{ end -}}
+{{- end }}
+
+{{/* True if claims of the release's namespace may have admin access. */}}
+{{- define "gpuwarden.mayHaveAdminAccess" -}}
+{{- $namespace := lookup "v1" "Namespace" "" .Release.Namespace -}}
+{{- if eq (dig "metadata" "labels" "resource.kubernetes.io/admin-access" "" $namespace) "true" }}true{{ end -}}
 {{- end }}
 
 {{/* Says that the cluster has no object of a kind by its name; empty without a cluster. */}}

@@ -1,0 +1,474 @@
+//! Least privilege: under the accounts of the chart nothing is refused, and each verb of each rule
+//! is used, by the audit log of the API server.
+
+use std::collections::BTreeSet;
+
+use anyhow::Context as _;
+use contract::HealthEvent;
+use contract::pod_resources::{ContainerDevices, ContainerResources};
+use serde_json::{Value, json};
+use testkit::{ControlPlane, Launch, Private, Product, Version, wait_for};
+
+use super::pod::Pod;
+use super::{Helm, NAMESPACE, plane};
+use crate::pods::Pods;
+use crate::support::{SOON, event, recovery, send_to, shape, xid};
+
+/// A verb that a role permits.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Permission {
+    /// Namespace of the role; `None`: the cluster.
+    namespace: Option<String>,
+    group: String,
+    resource: String,
+    /// Name of the object; empty: any.
+    name: String,
+    verb: String,
+}
+
+/// A request in the audit log.
+#[derive(Clone, Debug)]
+struct Request {
+    permission: Permission,
+    refused: bool,
+}
+
+/// Returns the permissions of the roles of an account of the chart.
+pub(crate) async fn permissions(
+    plane: &ControlPlane,
+    account: &str,
+) -> anyhow::Result<BTreeSet<Permission>> {
+    let mut found = BTreeSet::new();
+    for kinds in ["clusterrolebindings", "rolebindings"] {
+        let list = plane.kubectl(["get", kinds, "-A", "-o", "json"]).await?;
+        let list: Value = serde_json::from_str(&list)?;
+        for binding in list["items"].as_array().into_iter().flatten() {
+            let subjects = binding["subjects"].as_array().into_iter().flatten();
+            let mut ours =
+                subjects.filter(|it| it["name"] == account && it["namespace"] == NAMESPACE);
+            if ours.next().is_none() {
+                continue;
+            }
+            let namespace = binding["metadata"]["namespace"].as_str();
+            let name = binding["roleRef"]["name"].as_str().unwrap_or_default();
+            let role = match namespace {
+                Some(namespace) => {
+                    let get = ["-n", namespace, "get", "role", name, "-o", "json"];
+                    plane.kubectl(get).await?
+                }
+                None => {
+                    plane
+                        .kubectl(["get", "clusterrole", name, "-o", "json"])
+                        .await?
+                }
+            };
+            let role: Value = serde_json::from_str(&role)?;
+            for rule in role["rules"].as_array().into_iter().flatten() {
+                found.extend(of_rule(rule, namespace));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    let texts = value.as_array().into_iter().flatten();
+    texts
+        .filter_map(|it| Some(it.as_str()?.to_owned()))
+        .collect()
+}
+
+fn of_rule(rule: &Value, namespace: Option<&str>) -> Vec<Permission> {
+    let mut names = texts(&rule["resourceNames"]);
+    if names.is_empty() {
+        names.push(String::new());
+    }
+    let mut permissions = Vec::new();
+    for group in texts(&rule["apiGroups"]) {
+        for resource in texts(&rule["resources"]) {
+            for name in &names {
+                permissions.extend(texts(&rule["verbs"]).into_iter().map(|verb| Permission {
+                    namespace: namespace.map(str::to_owned),
+                    group: group.clone(),
+                    resource: resource.clone(),
+                    name: name.clone(),
+                    verb,
+                }));
+            }
+        }
+    }
+    permissions
+}
+
+/// Returns the requests of an account so far.
+fn requests(plane: &ControlPlane, account: &str) -> anyhow::Result<Vec<Request>> {
+    let log = std::fs::read_to_string(plane.dir().join("log/audit.json"))?;
+    let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
+    let mut requests = Vec::new();
+    for line in log.lines() {
+        // The last line may not be complete yet.
+        let Ok(entry) = serde_json::from_str::<Value>(line) else {
+            continue;
+        };
+        let object = &entry["objectRef"];
+        // Requests for no object are discovery, which everybody may use.
+        if entry["user"]["username"] != user.as_str() || !object["resource"].is_string() {
+            continue;
+        }
+        let text = |key: &str| object[key].as_str().unwrap_or_default().to_owned();
+        let resource = match text("subresource") {
+            part if part.is_empty() => text("resource"),
+            part => format!("{}/{part}", text("resource")),
+        };
+        requests.push(Request {
+            permission: Permission {
+                namespace: object["namespace"].as_str().map(str::to_owned),
+                group: text("apiGroup"),
+                resource,
+                name: text("name"),
+                verb: entry["verb"].as_str().unwrap_or_default().to_owned(),
+            },
+            refused: entry["responseStatus"]["code"] == 403,
+        });
+    }
+    Ok(requests)
+}
+
+/// Returns the requests that were refused.
+fn refused(requests: &[Request]) -> BTreeSet<Permission> {
+    let refused = requests.iter().filter(|request| request.refused);
+    refused.map(|request| request.permission.clone()).collect()
+}
+
+/// Returns the permissions that no request used.
+fn unused(permissions: &BTreeSet<Permission>, requests: &[Request]) -> Vec<Permission> {
+    let uses = |permission: &Permission, request: &Permission| {
+        let in_namespace =
+            permission.namespace.is_none() || permission.namespace == request.namespace;
+        in_namespace
+            && permission.group == request.group
+            && permission.resource == request.resource
+            && permission.verb == request.verb
+            && (permission.name.is_empty() || permission.name == request.name)
+    };
+    let used = |permission: &&Permission| {
+        !requests
+            .iter()
+            .any(|request| !request.refused && uses(permission, &request.permission))
+    };
+    permissions.iter().filter(used).cloned().collect()
+}
+
+impl std::fmt::Display for Permission {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.verb, self.resource)?;
+        for part in [&self.group, &self.name] {
+            if !part.is_empty() {
+                write!(f, " {part}")?;
+            }
+        }
+        match &self.namespace {
+            Some(namespace) => write!(f, " in {namespace}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Checks the requests of an account against its permissions. `except` are those that the test did
+/// not use.
+pub(crate) async fn check(
+    plane: &ControlPlane,
+    account: &str,
+    except: &[&str],
+) -> anyhow::Result<()> {
+    let permissions = permissions(plane, account).await?;
+    let requests = requests(plane, account)?;
+    assert!(!requests.is_empty(), "{account} made no request");
+    let refused: Vec<String> = refused(&requests)
+        .iter()
+        .map(Permission::to_string)
+        .collect();
+    assert_eq!(refused, [""; 0], "refused to {account}");
+    let unused: Vec<String> = unused(&permissions, &requests)
+        .iter()
+        .map(Permission::to_string)
+        .collect();
+    assert_eq!(
+        unused, except,
+        "permissions of {account} that it did not use"
+    );
+
+    // The comparison finds a spare permission, and a missing one.
+    let spare = of_rule(
+        &json!({"apiGroups": [""], "resources": ["nodes"], "verbs": ["deletecollection"]}),
+        None,
+    );
+    let with_spare = permissions.iter().cloned().chain(spare.clone()).collect();
+    let found = self::unused(&with_spare, &requests);
+    assert!(found.contains(&spare[0]), "a spare permission is not found");
+    Ok(())
+}
+
+fn in_namespace<'a>(args: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    ["-n", NAMESPACE].into_iter().chain(args).collect()
+}
+
+/// A release, with the product as its pods would run it.
+pub(crate) struct Release {
+    pub(crate) plane: Private,
+    pub(crate) controller: Product,
+    pub(crate) agent: Product,
+    agent_pod: Pod,
+    _controller_pod: Pod,
+}
+
+impl Release {
+    /// Installs the chart with these values, and starts a controller and the agent of `gpu-1`.
+    pub(crate) async fn start(
+        address: &str,
+        values: &[&str],
+        more: &[&str],
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(plane) = plane(Version::V1_37).await? else {
+            return Ok(None);
+        };
+        let Some(helm) = Helm::of(Some(&plane)) else {
+            return Ok(None);
+        };
+        helm.deploy(values, more).await?;
+        let pod = Pod::of(&plane, "controller").await?;
+        let launch = Launch::controller()?.option("--grpc-listen", format!("{address}:50051"));
+        let controller = pod.arrange(&plane, launch, address)?.start().await?;
+        // The agent's pod waits for the authority that the controller publishes.
+        let agents = Pod::of(&plane, "agent").await?;
+        let agent = agents
+            .arrange(&plane, Launch::agent()?, address)?
+            .start()
+            .await?;
+        Ok(Some(Self {
+            plane,
+            controller,
+            agent,
+            agent_pod: agents,
+            _controller_pod: pod,
+        }))
+    }
+
+    /// Writes an XID line into the kernel log of the node, and waits until the controller knows it.
+    pub(crate) async fn fault(&self, code: u32) -> anyhow::Result<()> {
+        self.agent
+            .append_kernel_log(&xid(code, "a fault of the test"))?;
+        let told = code.to_string();
+        wait_for("the fault at the controller", SOON, || async {
+            let status = self.controller.client(["status", "-o", "json"]).await;
+            let status = status.map_err(|error| error.to_string())?.stdout;
+            let status: Value = serde_json::from_str(&status).map_err(|error| error.to_string())?;
+            let nodes = status["fleet"]["nodes"].as_array().into_iter().flatten();
+            let mut faults = nodes.filter_map(|node| node["faults"].as_array()).flatten();
+            match faults.any(|fault| fault["code"] == told.as_str()) {
+                true => Ok(()),
+                false => Err(self.controller.failure(&status.to_string()).to_string()),
+            }
+        })
+        .await
+    }
+
+    /// Reports a fault that is not fatal, of this second.
+    async fn mild(&self, second: i64) -> anyhow::Result<()> {
+        let generated = prost_types::Timestamp {
+            seconds: 1_800_000_000 + second,
+            nanos: 0,
+        };
+        let mild = HealthEvent {
+            is_fatal: false,
+            generated_timestamp: Some(generated),
+            ..event("gpu-1", "1")
+        };
+        let count = 1 + second;
+        send_to(&self.agent, vec![mild]).await?;
+        wait_for("the Event on the node", SOON, || async {
+            let path = "jsonpath={.items[*].count}";
+            let field = "involvedObject.name=gpu-1,type=Warning";
+            let list = ["get", "events", "--field-selector", field, "-o", path];
+            match self.plane.kubectl(list).await {
+                Ok(counts) if counts.split(' ').any(|it| it == count.to_string()) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
+    }
+
+    /// Waits until the controller has a new certificate.
+    async fn rotated(&self) -> anyhow::Result<()> {
+        wait_for("a new certificate", SOON, || async {
+            let log = self.controller.stderr();
+            match log.matches("a new certificate is made").count() {
+                0 | 1 => Err(log),
+                _ => Ok(()),
+            }
+        })
+        .await
+    }
+
+    /// Damages the published authority, and waits until the controller has written it again.
+    async fn authority_returns(&self) -> anyhow::Result<()> {
+        let patch = r#"{"data": {"ca.crt": "damaged"}}"#;
+        let damage = ["patch", "configmap", "gpuwarden-ca", "-p", patch];
+        self.plane.kubectl(in_namespace(damage)).await?;
+        wait_for("the authority", SOON, || async {
+            let get = ["get", "configmap", "gpuwarden-ca", "-o", "json"];
+            match self.plane.kubectl(in_namespace(get)).await {
+                Ok(map) if map.contains("BEGIN CERTIFICATE") => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
+    }
+
+    /// Runs a pod on the node whose GPU the kubelet names, and waits for its annotation.
+    async fn pod_with_a_gpu(&self) -> anyhow::Result<()> {
+        let client = self.plane.client().await?;
+        testkit::pod("default", "worker")
+            .on("gpu-1")
+            .create(&client)
+            .await?;
+        let socket = self
+            .agent_pod
+            .place("/var/lib/kubelet/pod-resources/kubelet.sock");
+        let devices = ContainerDevices {
+            resource_name: "nvidia.com/gpu".to_owned(),
+            device_ids: vec!["GPU-1".to_owned()],
+        };
+        let container = ContainerResources {
+            devices: vec![devices],
+            ..ContainerResources::default()
+        };
+        let pods = Pods::default();
+        pods.are([("worker".to_owned(), container)]);
+        pods.serve(&socket.context("a mount of the kubelet's socket")?)?;
+        wait_for("the annotation of the pod", SOON, || async {
+            let get = ["get", "pod", "worker", "-o", "json"];
+            match self.plane.kubectl(get).await {
+                Ok(pod) if pod.contains("dgxc.nvidia.com/devices") => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
+    }
+
+    /// Waits until the node is as a test wants it.
+    async fn node_is(&self, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<()> {
+        self.controller
+            .wait_for(what, SOON, || async {
+                let node = self.node().await.map_err(|error| error.to_string())?;
+                if is(&node) {
+                    Ok(())
+                } else {
+                    Err(node.to_string())
+                }
+            })
+            .await
+    }
+
+    /// Returns the node.
+    pub(crate) async fn node(&self) -> anyhow::Result<Value> {
+        let node = self
+            .plane
+            .kubectl(["get", "node", "gpu-1", "-o", "json"])
+            .await?;
+        Ok(serde_json::from_str(&node)?)
+    }
+}
+
+#[tokio::test]
+async fn observing_takes_and_uses_the_permissions_to_see() -> anyhow::Result<()> {
+    let more = ["--set", "controller.extraArgs={--certificate-lifetime=10s}"];
+    let Some(release) = Release::start("127.77.1.1", &["observe"], &more).await? else {
+        return Ok(());
+    };
+    let before = release.node().await?;
+    release.fault(79).await?;
+    release.rotated().await?;
+    release.authority_returns().await?;
+    let after = release.node().await?;
+    assert_eq!(before["spec"], after["spec"]);
+    assert_eq!(
+        before["metadata"]["annotations"],
+        after["metadata"]["annotations"]
+    );
+    check(&release.plane, "gpuwarden-controller", &[]).await
+}
+
+/// Policy with a circuit breaker, whose `ConfigMap` gpuwarden writes.
+const POLICY: &str = r#"
+[circuitBreaker]
+percentage = 100
+duration = "10m"
+[[rule-sets]]
+name = "fatal"
+cordon = { shouldCordon = true }
+[[rule-sets.match.all]]
+kind = "HealthEvent"
+expression = "event.isFatal"
+"#;
+
+#[tokio::test]
+async fn quarantine_takes_and_uses_its_permissions_and_one_less_is_noticed() -> anyhow::Result<()> {
+    let policy = tempfile::NamedTempFile::new()?;
+    std::fs::write(policy.path(), POLICY)?;
+    let policy = format!("policy.config={}", policy.path().display());
+    let more = [
+        "--set",
+        "controller.extraArgs={--certificate-lifetime=10s}",
+        "--set-file",
+        &policy,
+    ];
+    let Some(release) = Release::start("127.77.1.2", &["quarantine"], &more).await? else {
+        return Ok(());
+    };
+    let before = shape(&release.node().await?);
+    release.pod_with_a_gpu().await?;
+    send_to(&release.agent, vec![event("gpu-1", "0")]).await?;
+    release
+        .node_is("cordoned", |node| node["spec"]["unschedulable"] == true)
+        .await?;
+    // Twice: the second report changes the Event of the first.
+    for second in 0..2 {
+        release.mild(second).await?;
+    }
+    release.rotated().await?;
+    release.authority_returns().await?;
+    send_to(&release.agent, vec![recovery("gpu-1", "0")]).await?;
+    release
+        .node_is("as before", |node| {
+            let now = shape(node);
+            now["spec"] == before["spec"] && now["annotations"] == before["annotations"]
+        })
+        .await?;
+    check(&release.plane, "gpuwarden-controller", &[]).await?;
+
+    // Without one verb something is refused.
+    let role = ["get", "clusterrole", "gpuwarden-controller", "-o", "json"];
+    let mut role: Value = serde_json::from_str(&release.plane.kubectl(role).await?)?;
+    let rules = role["rules"].as_array_mut().into_iter().flatten();
+    for rule in rules.filter(|rule| rule["resources"] == json!(["nodes"])) {
+        rule["verbs"] = json!(["list", "watch"]);
+    }
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), role.to_string())?;
+    let file = file.path().display().to_string();
+    release.plane.kubectl(["replace", "-f", &file]).await?;
+    release.fault(74).await?;
+    wait_for("the refusal of a patch", SOON, || async {
+        let requests = requests(&release.plane, "gpuwarden-controller");
+        let refused = refused(&requests.map_err(|error| error.to_string())?);
+        match refused
+            .iter()
+            .find(|it| it.verb == "patch" && it.resource == "nodes")
+        {
+            Some(_) => Ok(()),
+            None => Err(format!("{refused:?}")),
+        }
+    })
+    .await
+}

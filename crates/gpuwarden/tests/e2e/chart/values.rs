@@ -1,0 +1,260 @@
+//! Values of the chart: what they render to, and what is refused.
+
+use serde_json::Value;
+use testkit::{ControlPlane, Version};
+
+use super::{Helm, LADDER, NAMESPACE, values_file};
+
+/// Wrong values, and the path and the hint of their refusal.
+const WRONG: [(&str, &str); 14] = [
+    (
+        "quarantine.enbled=true",
+        "quarantine.enbled: quarantine has no such value; it has dryRun, enabled",
+    ),
+    (
+        "quarantine.enabled=5",
+        "at '/quarantine/enabled': got number, want boolean",
+    ),
+    (
+        "gpuAccess=class",
+        "at '/gpuAccess': value must be one of 'auto', 'runtimeClass'",
+    ),
+    (
+        "drain.enabled=true",
+        "drain.enabled: only nodes that are out of service are drained; set quarantine.enabled",
+    ),
+    (
+        "quarantine.dryRun=true",
+        "quarantine.dryRun: it shows the decisions of a quarantine",
+    ),
+    (
+        "agent.kernelLog=kmsg",
+        "agent.kernelLog: only a privileged container may open /dev/kmsg",
+    ),
+    (
+        "gpuAccess=hostDriver",
+        "gpuAccess: hostDriver opens the devices of the driver itself",
+    ),
+    (
+        "agent.resources.limits.nvidia\\.com/gpu=1",
+        "agent.resources.limits: nvidia.com/gpu takes a GPU",
+    ),
+    (
+        "validation.enabled=true,janitor.enabled=true",
+        "validation.config: it names the tests",
+    ),
+    (
+        "global.faultQuarantine.enabled=true",
+        "global.faultQuarantine: use quarantine.enabled",
+    ),
+    (
+        "preflight.podMonitor.enabled=true",
+        "preflight.podMonitor: use monitoring.serviceMonitor",
+    ),
+    (
+        "preflight-injector.chekcs=1",
+        "preflight-injector.chekcs: preflight-injector has no such value",
+    ),
+    (
+        "preflight.webhook.failurePolicy=Maybe",
+        "at '/preflight/webhook/failurePolicy': value must be one of",
+    ),
+    (
+        "janitor.enabled=true,janitor.config=[",
+        "janitor.config is no YAML",
+    ),
+];
+
+#[tokio::test]
+async fn wrong_values_are_refused_with_their_path_and_a_hint() -> anyhow::Result<()> {
+    let Some(helm) = Helm::of(None) else {
+        return Ok(());
+    };
+    for (value, expected) in WRONG {
+        let Err(error) = helm.template(&["--set", value]).await else {
+            panic!("{value} was accepted");
+        };
+        let error = error.to_string();
+        assert!(error.contains(expected), "{value}: {error}");
+    }
+    Ok(())
+}
+
+/// Returns the rendered object of a kind and name.
+fn object(rendered: &str, kind: &str, name: &str) -> Option<Value> {
+    let documents = rendered.split("\n---\n");
+    let mut objects = documents.filter_map(|text| serde_saphyr::from_str::<Value>(text).ok());
+    objects.find(|object| object["kind"] == kind && object["metadata"]["name"] == name)
+}
+
+#[tokio::test]
+async fn the_agent_has_the_values_of_the_nvml_providers_design() -> anyhow::Result<()> {
+    let Some(helm) = Helm::of(None) else {
+        return Ok(());
+    };
+    let agent = |rendered: &str| object(rendered, "DaemonSet", "gpuwarden-agent").unwrap();
+    let rendered = helm.template(&[]).await?;
+    let pod = &agent(&rendered)["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    assert_eq!(pod["runtimeClassName"], "nvidia");
+    let resources = serde_json::json!({
+        "requests": {"cpu": "50m", "memory": "64Mi"},
+        "limits": {"cpu": "200m", "memory": "256Mi"},
+    });
+    assert_eq!(container["resources"], resources);
+    let env = container["env"].to_string();
+    for (name, value) in [
+        ("NVIDIA_VISIBLE_DEVICES", "all"),
+        ("NVIDIA_DRIVER_CAPABILITIES", "utility"),
+    ] {
+        let variable = serde_json::json!({"name": name, "value": value}).to_string();
+        assert!(env.contains(&variable), "{env}");
+    }
+    let args = container["args"].to_string();
+    for arg in [
+        "--enable-nvml-provider\"",
+        "--nvml-driver-root=/run/nvidia/driver",
+        "--nvml-health-interval=5",
+    ] {
+        assert!(args.contains(arg), "{args}");
+    }
+    assert!(!args.contains("--nvml-ignored-xids"), "{args}");
+    let whole = agent(&rendered).to_string();
+    for never in [
+        "nvidia.com/gpu\":",
+        "privileged",
+        "hostPID",
+        "hostNetwork",
+        "path\":\"/dev",
+    ] {
+        assert!(!whole.contains(never), "{never}: {whole}");
+    }
+
+    let changed = "nvml.additionalIgnoredXids=94\\,109,nvml.driverRoot=/opt/driver,\
+                   nvml.healthCheckInterval=9,runtimeClassName=";
+    let rendered = helm.template(&["--set", changed]).await?;
+    let pod = &agent(&rendered)["spec"]["template"]["spec"];
+    assert_eq!(pod["runtimeClassName"], Value::Null);
+    let args = pod["containers"][0]["args"].to_string();
+    for arg in [
+        "--nvml-driver-root=/opt/driver",
+        "--nvml-health-interval=9",
+        "--nvml-ignored-xids=94,109",
+    ] {
+        assert!(args.contains(arg), "{args}");
+    }
+    let rendered = helm.template(&["--set", "nvml.enabled=false"]).await?;
+    let pod = agent(&rendered)["spec"]["template"]["spec"].to_string();
+    assert!(
+        pod.contains("--enable-nvml-provider=false") && !pod.contains("NVIDIA_"),
+        "{pod}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_values_of_the_adr_and_of_the_configuration_document_deploy_the_webhook()
+-> anyhow::Result<()> {
+    let Some(helm) = Helm::of(None) else {
+        return Ok(());
+    };
+    let rendered = helm.template(&[]).await?;
+    assert!(object(&rendered, "Deployment", "gpuwarden-webhook").is_none());
+    let documents = [
+        "global.preflight.enabled=true,preflight.initContainerPlacement=prepend,\
+         preflight.webhook.failurePolicy=Ignore",
+        "preflight-injector.enabled=true,preflight-injector.initContainerPlacement=prepend,\
+         preflight-injector.webhook.failurePolicy=Ignore",
+    ];
+    for values in documents {
+        let rendered = helm.template(&["--set", values]).await?;
+        assert!(object(&rendered, "Deployment", "gpuwarden-webhook").is_some());
+        let map = object(&rendered, "ConfigMap", "gpuwarden-webhook").unwrap();
+        let config = map["data"]["config.yaml"].as_str().unwrap();
+        let config: Value = serde_saphyr::from_str(config)?;
+        assert_eq!(config["initContainerPlacement"], "prepend");
+        assert_eq!(config["webhook"]["failurePolicy"], "Ignore");
+        assert_eq!(config["image"], "gpuwarden-checks:0.1.0");
+    }
+    let provider = "global.preflight.enabled=true,preflight.webhook.certProvider=";
+    for (issuer, annotation) in [
+        ("cert-manager", "cert-manager.io/inject-ca-from"),
+        (
+            "openshift-service-ca",
+            "service.beta.openshift.io/inject-cabundle",
+        ),
+    ] {
+        let rendered = helm
+            .template(&["--set", &format!("{provider}{issuer}")])
+            .await?;
+        let kind = "MutatingWebhookConfiguration";
+        let registration = object(&rendered, kind, "gpuwarden-preflight").unwrap();
+        assert!(registration["metadata"]["annotations"][annotation].is_string());
+        let deployment = object(&rendered, "Deployment", "gpuwarden-webhook").unwrap();
+        assert!(
+            deployment.to_string().contains("--tls-cert="),
+            "{deployment}"
+        );
+    }
+    Ok(())
+}
+
+/// Values beside the files of the ladder, so that each object of the chart is rendered.
+const MORE: [&str; 5] = [
+    "gpuAccess=draAdmin",
+    "gpuAccess=hostDriver,agent.privileged=true,agent.kernelLog=kmsg",
+    "agent.catalog=x,policy.config=x,controller.persistence.enabled=true,quarantine.enabled=true,\
+     policy.deviceTaints=true,remediation.templates.a\\.yaml=b",
+    "global.preflight.enabled=true,preflight.networkPolicy.namespaces[0]=default,\
+     preflight.webhook.validateRequests=true,networkPolicy.apiServers[0]=192.0.2.0/28",
+    "janitor.enabled=true,validation.enabled=true,validation.config=x,quarantine.enabled=true,\
+     janitor.config=gpuResetController: {enabled: true}",
+];
+
+async fn are_accepted(version: Version) -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(version).await? else {
+        return Ok(());
+    };
+    let Some(helm) = Helm::of(None) else {
+        return Ok(());
+    };
+    let namespace = testkit::unique("chart");
+    plane.namespace(&namespace).await?;
+    let admin = "resource.kubernetes.io/admin-access=true";
+    plane
+        .kubectl(["label", "namespace", &namespace, admin])
+        .await?;
+    let files: Vec<String> = LADDER.iter().map(|name| values_file(name)).collect();
+    let files = files.iter().map(|file| ["--values", file]);
+    for values in files.chain(MORE.iter().map(|values| ["--set", values])) {
+        let rendered = helm.template(&values).await?;
+        // The test shares its control plane: the namespace of the release is its own.
+        let rendered = rendered.replace(
+            &format!("namespace: {NAMESPACE}\n"),
+            &format!("namespace: {namespace}\n"),
+        );
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), rendered)?;
+        let path = file.path().display().to_string();
+        let apply = [
+            "apply",
+            "--dry-run=server",
+            "--validate=strict",
+            "-f",
+            &path,
+        ];
+        let warnings = plane.kubectl_warnings(apply).await?;
+        assert_eq!(warnings, "", "{values:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_set_of_values_is_accepted_without_a_warning() -> anyhow::Result<()> {
+    are_accepted(Version::V1_37).await
+}
+
+#[tokio::test]
+async fn each_set_of_values_is_accepted_by_an_older_kubernetes() -> anyhow::Result<()> {
+    are_accepted(Version::V1_35).await
+}
