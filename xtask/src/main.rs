@@ -14,6 +14,7 @@ mod generate;
 mod gpu;
 mod lint;
 mod mutants;
+mod reproduce;
 mod setup;
 mod shell;
 mod soak;
@@ -69,6 +70,8 @@ enum Command {
     /// Check gpuwarden on a machine with an NVIDIA GPU: its GPUs, XIDs, and the cost of
     /// watching.
     Gpu(gpu::Args),
+    /// Build the program twice, in two directories, and compare the bytes.
+    Reproduce(reproduce::Args),
     /// Run a test control plane for manual use.
     Env {
         #[command(subcommand)]
@@ -98,6 +101,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Soak(args) => soak::run(&args),
         Command::Mutants => mutants::run(),
         Command::Bench(args) => bench::run(&args),
+        Command::Reproduce(args) => reproduce::run(&args),
         Command::Env { command } => environment::run(&command),
     }?;
     Ok(ExitCode::SUCCESS)
