@@ -61,6 +61,10 @@ pub enum Component {
     Go,
     /// A C++ compiler, for the fuzzer.
     CxxCompiler,
+    /// Program that builds container images, if the process may enter their file systems.
+    Buildah,
+    /// Archive (tar) of the root file system below the program in a container image.
+    ImageBase,
     /// The emulator of a whole machine, if a kernel ([`guest_kernel`]) and busybox for the
     /// machine exist.
     Guest,
@@ -226,9 +230,16 @@ impl Component {
                 let key = content_key(&sources().join("witnesses"), &[name.into()], "")?;
                 tools.join(format!("{}-{key}", name.trim_end_matches(".txt")))
             }
+            Self::ImageBase => {
+                let maker = "xtask/src/image/base.rs";
+                let repository = sources().parent().context("testkit is in no repository")?;
+                let key = content_key(repository, &[maker.into()], "")?;
+                tools.join(format!("image-base-{key}/base.tar"))
+            }
             Self::Chromium
             | Self::Go
             | Self::CxxCompiler
+            | Self::Buildah
             | Self::Guest
             | Self::KernelLog
             | Self::FileSystem => {
@@ -267,11 +278,16 @@ impl Component {
             Self::DriverLibraries | Self::VendorWheels => {
                 Ok(self.built_path()?.filter(|dir| dir.is_dir()))
             }
+            Self::ImageBase => Ok(self.built_path()?.filter(|file| file.is_file())),
             Self::Chromium => Ok(["chromium", "chromium-browser", "google-chrome"]
                 .into_iter()
                 .find_map(find_program)),
             Self::Go => Ok(find_program("go")),
             Self::CxxCompiler => Ok(find_program("c++")),
+            Self::Buildah => {
+                let root = rustix::process::geteuid().is_root();
+                Ok(find_program("buildah").filter(|_| root))
+            }
             Self::Guest => {
                 let rest = find_program("busybox").is_some() && guest_kernel().is_some();
                 Ok(find_program("qemu-system-x86_64").filter(|_| rest))
@@ -299,6 +315,7 @@ impl Component {
             Self::FileSystem => {
                 "run as root where loop devices can be made, with mkfs.ext4 (e2fsprogs)"
             }
+            Self::Buildah => "run 'cargo xtask setup' as root",
             Self::Go => "install Go 1.26 or newer from https://go.dev/dl",
             _ => "run 'cargo xtask setup'",
         }
@@ -318,6 +335,8 @@ impl fmt::Display for Component {
             Self::VendorWheels => f.write_str("CUDA, NCCL and headers"),
             Self::Go => f.write_str("go"),
             Self::CxxCompiler => f.write_str("C++ compiler"),
+            Self::Buildah => f.write_str("buildah"),
+            Self::ImageBase => f.write_str("base of the image"),
             Self::Guest => f.write_str("qemu, busybox and a kernel"),
             Self::KernelLog => f.write_str("writable kernel log"),
             Self::FileSystem => f.write_str("ext4 on a loop device"),

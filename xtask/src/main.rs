@@ -12,9 +12,11 @@ mod environment;
 mod fuzz;
 mod generate;
 mod gpu;
+mod image;
 mod lint;
 mod mutants;
 mod reproduce;
+mod sbom;
 mod setup;
 mod shell;
 mod soak;
@@ -70,6 +72,8 @@ enum Command {
     /// Check gpuwarden on a machine with an NVIDIA GPU: its GPUs, XIDs, and the cost of
     /// watching.
     Gpu(gpu::Args),
+    /// Build a container image of `Containerfile`, without a registry.
+    Image(image::Args),
     /// Build the program twice, in two directories, and compare the bytes.
     Reproduce(reproduce::Args),
     /// Run a test control plane for manual use.
@@ -101,6 +105,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Soak(args) => soak::run(&args),
         Command::Mutants => mutants::run(),
         Command::Bench(args) => bench::run(&args),
+        Command::Image(args) => image::run(&args),
         Command::Reproduce(args) => reproduce::run(&args),
         Command::Env { command } => environment::run(&command),
     }?;

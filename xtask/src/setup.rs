@@ -18,7 +18,7 @@ use testkit::components::{
     Component, GO_FLAGS, HELM_VERSION, KWOK_VERSION, Version, cache_dir, find_program, sources,
 };
 
-use crate::shell;
+use crate::{image::base, shell};
 
 mod vendors;
 
@@ -104,6 +104,8 @@ fn components(versions: &[Version]) -> Vec<Component> {
         Component::Go,
         Component::KernelLog,
         Component::FileSystem,
+        Component::Buildah,
+        Component::ImageBase,
     ];
     // Components that take long to build come last: most tests do not wait for them.
     rest.into_iter().chain(planes).collect()
@@ -173,6 +175,7 @@ fn install(component: Component) -> anyhow::Result<Outcome> {
     let Some(place) = component.built_path()? else {
         return Ok(match component {
             Component::Chromium => install_from_packages(component, &["chromium"], start)?,
+            Component::Buildah => install_from_packages(component, &["buildah"], start)?,
             Component::CxxCompiler => install_from_packages(component, &["g++"], start)?,
             Component::Guest => install_from_packages(component, &GUEST_PACKAGES, start)?,
             other => Outcome::Missing(other.hint().to_owned()),
@@ -189,6 +192,9 @@ fn install(component: Component) -> anyhow::Result<Outcome> {
         Component::Helm => install_go("helm", "helm.sh/helm/v3/cmd/helm", HELM_VERSION, &place),
         Component::DriverLibraries => into_place(&place, vendors::fetch_drivers),
         Component::VendorWheels => into_place(&place, vendors::fetch_wheels),
+        Component::ImageBase => into_place(&parent(&place)?, |dir| {
+            base::make(&dir.join("base.tar")).context("make the base of the image")
+        }),
         // The layout is DIR/bin/python.
         _ => into_place(&parent(&parent(&place)?)?, make_python),
     };
