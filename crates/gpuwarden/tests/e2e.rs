@@ -44,6 +44,8 @@ mod gpus;
 mod hostile;
 #[path = "e2e/hostile_ports.rs"]
 mod hostile_ports;
+#[path = "e2e/image.rs"]
+mod image;
 #[path = "e2e/installed.rs"]
 mod installed;
 #[path = "e2e/janitor.rs"]
