@@ -121,7 +121,8 @@ pub fn job(name: &str, node: &str, gpus: &ResetGpus, settings: &ResetSettings) -
                 {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
                 {"name": "WRITE_SYSLOG_EVENT", "value": settings.write_log.to_string()},
             ],
-            "securityContext": {"privileged": true},
+            // The user of gpuwarden's image is another one.
+            "securityContext": {"privileged": true, "runAsUser": 0},
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "resources": settings.resources,
             "volumeMounts": [

@@ -312,6 +312,8 @@ fn services_are_stopped_gpus_are_reset_and_all_is_as_it_was() {
         (&env["name"], &env["value"]),
         (&json!("NVIDIA_GPU_RESETS"), &json!(UUID))
     );
+    let security = &pod_spec["containers"][0]["securityContext"];
+    assert_eq!(*security, json!({"privileged": true, "runAsUser": 0}));
     assert_eq!(pod_spec["nodeName"], "n1");
     assert_eq!(pod_spec["runtimeClassName"], "nvidia");
     assert_eq!(world.made[0]["metadata"]["name"], "r1-reset-job");
