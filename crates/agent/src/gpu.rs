@@ -34,6 +34,7 @@ use diagnosis::limits::CheckLimits;
 use jiff::Timestamp;
 use model::fault::clears_on_reboot;
 use runtime::logging::Seldom;
+use runtime::metrics::Group;
 use runtime::sources::{SourceState, SourceStatus, Sources};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
@@ -49,7 +50,6 @@ use way::Way;
 /// Describes the GPU health monitor to its frame.
 const MONITOR: Monitor = Monitor {
     name: "gpu-health",
-    records: "Looks at the GPUs",
     agent: keys::GPU_AGENT,
     checks: &[
         (keys::CHECK_GPU_PCIE, keys::COMPONENT_GPU),
@@ -181,6 +181,13 @@ struct GpuMemory {
 }
 
 // === impl GpuMonitor ===
+
+/// Returns the descriptions of the metrics of this monitor.
+pub(crate) fn described_metrics() -> Group {
+    let own = metrics::described().into_iter();
+    let own = own.chain(MONITOR.described_metrics());
+    Group::new("gpus", own.chain(dcgm::described_metrics()))
+}
 
 impl GpuMonitor {
     /// Creates a monitor that receives from `probes`, and is listed among the sources as

@@ -22,6 +22,7 @@ use host::kernel_log::{
 use jiff::{SignedDuration, Timestamp};
 use model::event::mark_accepted;
 use runtime::logging::{Seldom, chain};
+use runtime::metrics::Group;
 use runtime::sources::{HEARTBEAT, SourceState};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -42,7 +43,6 @@ pub(crate) const NAME: &str = "kernel-log";
 /// Describes the kernel-log monitor to its frame.
 const MONITOR: Monitor = Monitor {
     name: NAME,
-    records: "Kernel log records",
     agent: keys::SYSLOG_AGENT,
     checks: &[
         (keys::CHECK_XID, keys::COMPONENT_GPU),
@@ -109,6 +109,12 @@ struct LogPlace {
 }
 
 // === impl KernelLogMonitor ===
+
+/// Returns the descriptions of the metrics of this monitor.
+pub(crate) fn described_metrics() -> Group {
+    let own = KernelLogMetrics::described().into_iter();
+    Group::new("kernel-log", own.chain(MONITOR.described_metrics()))
+}
 
 impl KernelLogMonitor {
     /// Creates a monitor that is listed among the sources as `kernel-log`.

@@ -10,3 +10,14 @@ pub mod gpu;
 pub mod kernel_log;
 pub mod pods;
 pub mod providers;
+
+use runtime::metrics::Group;
+
+/// Returns the descriptions of the metrics of this room.
+pub fn described_metrics() -> Vec<Group> {
+    vec![
+        kernel_log::described_metrics(),
+        gpu::described_metrics(),
+        providers::described_metrics(),
+    ]
+}

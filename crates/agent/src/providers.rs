@@ -13,6 +13,7 @@ use contract::{Entity, HealthEvent, keys};
 use devices::DeviceApi;
 use devices::board::{Own, READY};
 use devices::faults::PROVIDERS_AGENT;
+use runtime::metrics::Group;
 use runtime::sources::SourceState;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
@@ -21,7 +22,6 @@ use monitor::{Frame, Monitor, Reporter};
 
 const MONITOR: Monitor = Monitor {
     name: "providers",
-    records: "Looks at conditions of providers",
     agent: PROVIDERS_AGENT,
     // Providers report themselves which faults a reboot has remediated.
     checks: &[],
@@ -43,6 +43,11 @@ struct Reported {
 }
 
 // === impl ProviderMonitor ===
+
+/// Returns the descriptions of the metrics of this monitor.
+pub(crate) fn described_metrics() -> Group {
+    Group::new("providers", MONITOR.described_metrics())
+}
 
 impl ProviderMonitor {
     /// Creates a monitor of the conditions at `api`.

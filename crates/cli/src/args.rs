@@ -243,9 +243,14 @@ pub(crate) enum Command {
     /// Run a program below another root, as the child process of a collection.
     #[command(hide = true)]
     InRoot(InRootArgs),
-    /// Print the reference of all commands and flags as Markdown.
+    /// Print the reference of all commands and flags as Markdown, or that of the metrics as
+    /// JSON.
     #[command(hide = true)]
-    Reference,
+    Reference {
+        /// Print the descriptions of all metrics as JSON.
+        #[arg(long)]
+        metrics: bool,
+    },
     /// Measure on this machine the time to a cordon and the cost of an idle process, each figure
     /// beside a baseline of the same run.
     #[command(after_help = "Examples:\n  gpuwarden bench idle -o json\n  \

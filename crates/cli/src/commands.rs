@@ -76,7 +76,7 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         Command::Drain(args) => drain::execute(&args).await,
         Command::Release(args) => release::execute(&args).await,
         Command::Veto(args) => veto::execute(&args).await,
-        Command::Reference => {
+        Command::Reference { .. } => {
             output::line(crate::reference::markdown().trim_end())?;
             Ok(EXIT_OK)
         }

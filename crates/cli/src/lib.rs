@@ -66,6 +66,8 @@ pub enum Parsed {
     GpuProbe(ProbeSettings),
     /// Child process of a check.
     CheckWorker,
+    /// Print the descriptions of all metrics.
+    MetricReference,
     Client(Box<Client>),
     /// Help was printed, or the arguments are invalid; the process ends with this code.
     Done(ExitCode),
@@ -105,6 +107,7 @@ pub fn parse() -> Parsed {
             .map(Parsed::GpuProbe)
             .map_err(|error| SettingsError::value("gpu-probe", settings, error.to_string())),
         Command::CheckWorker => Ok(Parsed::CheckWorker),
+        Command::Reference { metrics: true } => Ok(Parsed::MetricReference),
         command => return Parsed::Client(Box::new(Client { command, given })),
     };
     role.unwrap_or_else(|error| {

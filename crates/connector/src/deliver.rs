@@ -36,6 +36,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::transport::Channel;
 
+pub(crate) use metrics::described_metrics;
+
 use crate::MAX_REQUEST_BYTES;
 use crate::outbox::{Outbox, OutboxStatus, WaitingEvent};
 use answer::NotTaken;

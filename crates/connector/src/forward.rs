@@ -35,6 +35,16 @@ use crate::deliver::{Delivery, DeliveryStatus, Receiver, token_header};
 use crate::outbox::{Outbox, OutboxError, OutboxLimits, OutboxOpenError};
 use crate::{Sink, SinkError};
 
+runtime::metrics! {
+    /// Counts events that forwarding has missed.
+    pub(crate) struct ForwardMetrics {
+        /// Health events that were stored but not forwarded, for want of room on the disk.
+        missed: Counter = "gpuwarden_forward_missed_events",
+    }
+}
+
+/// Prefix of the metrics of the outbox.
+pub(crate) const OUTBOX_PREFIX: &str = "gpuwarden_forward_outbox";
 /// Name of the directory inside the data directory.
 const DIRECTORY: &str = "forward";
 /// Longest time that callers of the store wait for the outbox: far above a sync, far below
@@ -127,7 +137,7 @@ impl Forwarding {
     ) -> Result<(Self, Delivery), ForwardError> {
         let channel = target.channel()?;
         let outbox = Outbox::open_as(
-            "gpuwarden_forward_outbox",
+            OUTBOX_PREFIX,
             &data_dir.join(DIRECTORY),
             OutboxLimits::default(),
             // The target does not identify its store.
@@ -148,10 +158,7 @@ impl Forwarding {
             outbox,
             delivery: delivery.status(),
             missed: Arc::default(),
-            missed_metric: metrics.counter(
-                "gpuwarden_forward_missed_events",
-                "Health events that were stored but not forwarded, for want of room on the disk",
-            ),
+            missed_metric: ForwardMetrics::registered(metrics).missed,
             behind: Arc::new(Semaphore::new(MAX_BEHIND)),
             seldom: Arc::default(),
         };

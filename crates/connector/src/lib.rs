@@ -38,13 +38,15 @@ use jiff::Timestamp;
 use model::event::{self, FieldProblem, MAX_EVENTS};
 use model::reporter::Authority;
 use runtime::logging::{Seldom, chain};
-use runtime::metrics::Metrics;
+use runtime::metrics::{Group, Metrics};
 use runtime::work_queue::{Work, WorkQueue};
 use store::{Appended, Identity, NewEvent};
 use tokio::sync::broadcast;
 
 pub use caller::{AcceptNodes, Caller};
 pub use config::{ConfigError, ConnectorConfig};
+use deliver::Receiver;
+
 pub use deliver::{Delivery, DeliveryStatus, Header, token_header};
 pub use direct::Direct;
 pub use forward::{ForwardError, ForwardStatus, ForwardTarget, Forwarding, TargetTls};
@@ -130,9 +132,31 @@ pub enum Uncounted {
 
 /// Name of NVSentinel's queue before its store. Here a call waits until its events are stored.
 const QUEUE: &str = "databaseStore";
+/// Term for its pieces of work.
+const QUEUED: &str = "batches of events for the store";
 /// Most recoveries queued for a monitor; the channel reports to a slow monitor that it missed
 /// some.
 const RECOVERIES: usize = 256;
+
+/// Returns the descriptions of the metrics of this room.
+pub fn described_metrics() -> Vec<Group> {
+    let [events, preflight] = metrics::described();
+    let [delivery, forward] =
+        [Receiver::Controller, Receiver::SinkTarget].map(deliver::described_metrics);
+    let missed = forward::ForwardMetrics::described();
+    let outbox = outbox::described_metrics(outbox::PREFIX);
+    let forward_outbox = outbox::described_metrics(forward::OUTBOX_PREFIX);
+    vec![
+        events,
+        preflight,
+        Group::new("queues", WorkQueue::described(QUEUE, QUEUED)),
+        Group::new("delivery", delivery.into_iter().chain(outbox)),
+        Group::new(
+            "forward",
+            forward.into_iter().chain(missed).chain(forward_outbox),
+        ),
+    ]
+}
 
 // === impl Connector ===
 
@@ -153,7 +177,7 @@ impl Connector {
             metrics: metrics::ConnectorMetrics::new(metrics),
             checks: metrics::PreflightMetrics::registered(metrics),
             passes: passes::Passes::default(),
-            queue: WorkQueue::new(metrics, QUEUE, "batches of events for the store"),
+            queue: WorkQueue::new(metrics, QUEUE, QUEUED),
             refusals: Arc::default(),
             failures: Arc::default(),
             clock,

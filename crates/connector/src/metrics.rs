@@ -5,7 +5,7 @@ use contract::preflight::{CheckResult, ReportCheckRequest};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use runtime::metrics::{BoundedFamily, Labels, Metrics};
+use runtime::metrics::{BoundedFamily, Group, Labels, Metrics};
 use store::Appended;
 
 use crate::{Reason, Refused};
@@ -41,10 +41,10 @@ runtime::metrics! {
         accepted: Counter = "gpuwarden_events_accepted",
         /// Health events that were stored before, such as a sender's retry.
         repeated: Counter = "gpuwarden_events_repeated",
-        /// Health events refused: invalid, about a node that the sender may not report on, too
-        /// many in one request, or faster than users may report.
-        refused: Family<Labels<1>, Counter> = "gpuwarden_events_refused",
-        /// Metadata entries under gpuwarden.dev/ that senders of health events had set, and
+        /// Health events refused: `invalid`, `foreign_node` (about a node that the sender may not
+        /// report on), `too_many` (in one request), `too_fast` (faster than users may report).
+        refused: Family<Labels<1>, Counter> = "gpuwarden_events_refused" {reason},
+        /// Metadata entries under `gpuwarden.dev/` that senders of health events had set, and
         /// that were removed.
         pub(super) metadata_taken_off: Counter = "gpuwarden_event_metadata_taken_off",
         /// Health events that the store did not accept; their senders got an error.
@@ -62,15 +62,17 @@ runtime::metrics! {
         /// Faults that were let through without being remembered, for want of room.
         pub(super) not_remembered: Counter = "gpuwarden_dedup_not_remembered",
         /// Fields of events that overrides have changed.
-        applied: Family<Labels<2, String>, Counter> = "nvsentinel_overrides_applied",
+        applied: Family<Labels<2, String>, Counter> =
+            "nvsentinel_overrides_applied" {rule_name, field},
         /// Repeats that were stored to be analysed only (STORE_AND_ANALYSE), and open no fault.
         repeats: BoundedFamily<Labels<3, String>, Counter> =
-            "nvsentinel_platform_connector_dedup_store_and_analyse"(
+            "nvsentinel_platform_connector_dedup_store_and_analyse" {check, node, err_code} (
                 MAX_REPEAT_SERIES,
                 others(["check", "node", "err_code"]),
             ),
-        /// Events without the cluster's data about their node.
-        unaugmented: Family<Labels<1>, Counter> = "gpuwarden_events_unaugmented",
+        /// Events without the cluster's data about their node: `unknown_node`, or `no_room` for
+        /// further data.
+        unaugmented: Family<Labels<1>, Counter> = "gpuwarden_events_unaugmented" {reason},
     }
 }
 
@@ -78,30 +80,48 @@ runtime::metrics! {
     /// Counts the preflight checks of pods, under the names of ADR-026.
     #[derive(Clone)]
     pub(super) struct PreflightMetrics {
-        /// Preflight checks of pods that have ended.
+        /// Preflight checks of pods that have ended: `passed`, `failed`, `not_tested` (nothing
+        /// was tested, for a reason outside of the pod or by the result cache; the pod starts),
+        /// `config_error`; `unknown` for results of a later version. A check that a signal ended
+        /// is not counted.
         ended: BoundedFamily<Labels<2, String>, Counter> =
-            "preflight_check"(MAX_CHECK_SERIES, others(["check", "result"])),
-        /// Time that preflight checks took that passed or failed.
+            "preflight_check" {check, result} (MAX_CHECK_SERIES, others(["check", "result"])),
+        /// Duration of preflight checks that passed or failed.
         seconds: BoundedFamily<Labels<1, String>, Histogram> =
-            "preflight_check_duration_seconds"(
+            "preflight_check_duration_seconds" {check} (
                 MAX_CHECK_HISTOGRAMS,
                 others(["check"]),
                 check_seconds as fn() -> Histogram,
             ),
-        /// Preflight checks that failed.
+        /// Preflight checks that failed, each once, by the code of its termination message.
         failures: BoundedFamily<Labels<3, String>, Counter> =
-            "preflight_check_failures"(MAX_CHECK_SERIES, others(["check", "node", "error_code"])),
-        /// Time that pods waited until all members of their gang were known.
+            "preflight_check_failures" {check, node, error_code} (
+                MAX_CHECK_SERIES,
+                others(["check", "node", "error_code"]),
+            ),
+        /// Time until all members of a gang were known, by the gang's id. A gang that does not
+        /// form is a failure `NCCL_GANG_TIMEOUT`.
         gang_waits: BoundedFamily<Labels<1, String>, Histogram> =
-            "preflight_gang_wait_seconds"(
+            "preflight_gang_wait_seconds" {workload} (
                 MAX_CHECK_HISTOGRAMS,
                 others(["workload"]),
                 check_seconds as fn() -> Histogram,
             ),
-        /// Preflight checks with an invalid setting.
+        /// Preflight checks with an invalid setting, by the name of the variable;
+        /// `CONFIGURATION` or `NCCL_GANG_CONFIG_ERROR` for other causes, such as a missing
+        /// library.
         config_errors: BoundedFamily<Labels<1, String>, Counter> =
-            "preflight_config_errors"(MAX_CHECK_SERIES, others(["error"])),
+            "preflight_config_errors" {error} (MAX_CHECK_SERIES, others(["error"])),
     }
+}
+
+/// Returns the descriptions of the metrics of this file.
+pub(super) fn described() -> [Group; 2] {
+    let events = ConnectorMetrics::described().into_iter();
+    [
+        Group::new("events", events.chain(PipelineMetrics::described())),
+        Group::new("preflight-checks", PreflightMetrics::described()),
+    ]
 }
 
 /// Returns the labels of the series for everything beyond the limit.

@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
-use runtime::metrics::Metrics;
+use runtime::metrics::{Description, Metrics};
 use store::{Appended, DirectoryError, DirectoryLock, NewEvent};
 use tokio::sync::watch;
 
@@ -155,6 +155,15 @@ pub enum OutboxError {
     },
 }
 
+/// Prefix of the metrics of an agent's outbox.
+pub(crate) const PREFIX: &str = "gpuwarden_outbox";
+
+/// Returns the descriptions of the metrics of an outbox with this prefix.
+pub(crate) fn described_metrics(prefix: &str) -> impl Iterator<Item = Description> {
+    let own = OutboxMetrics::described().into_iter();
+    own.map(move |metric| metric.with_prefix(prefix))
+}
+
 // === impl Outbox ===
 
 impl Outbox {
@@ -165,7 +174,7 @@ impl Outbox {
         limits: OutboxLimits,
         metrics: &Metrics,
     ) -> Result<Self, OutboxOpenError> {
-        Self::open_as("gpuwarden_outbox", data_dir, limits, Some(KEEP), metrics)
+        Self::open_as(PREFIX, data_dir, limits, Some(KEEP), metrics)
     }
 
     /// Opens an outbox with `name` as the prefix of its metrics. `keep` is how long delivered

@@ -14,7 +14,7 @@ mod health;
 mod node;
 mod page;
 mod query;
-mod room;
+pub(crate) mod room;
 mod status;
 
 use std::sync::Arc;

@@ -19,3 +19,10 @@ pub use http::{
     AgentPart, Console, ControllerPart, LeadershipSource, MAX_FOLLOWERS, MAX_SUBSCRIBERS,
     UnhealthyGpuSource, WhyNotSource, serve,
 };
+
+use runtime::metrics::Group;
+
+/// Returns the descriptions of the metrics of this room.
+pub fn described_metrics() -> Vec<Group> {
+    vec![Group::new("process", [http::room::held_bytes()])]
+}

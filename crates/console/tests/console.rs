@@ -21,6 +21,8 @@ use gpuwarden_console::api::{ErrorBody, EventView, Explain, StatusView, Timeline
 use gpuwarden_console::{MAX_FOLLOWERS, MAX_SUBSCRIBERS};
 use jiff::{SignedDuration, Timestamp};
 use model::journal::{EntryKind, JournalEntry};
+use prometheus_client::metrics::counter::Counter;
+use runtime::metrics::{Description, Kind};
 use runtime::sources::{STUCK_AFTER, SourceState};
 use serde_json::Value;
 use server::{ENOUGH, Server, xid};
@@ -625,7 +627,9 @@ async fn a_writer_that_hangs_is_not_alive() {
 #[tokio::test]
 async fn metrics_are_those_that_are_registered() {
     let server = Server::start().await;
-    server.metrics.counter("events", "Events").inc();
+    let events = Description::new(Kind::Counter, "events", &[], "Events");
+    let counter: Counter = server.metrics.add(&events, Counter::default());
+    counter.inc();
     let text = server.get("/metrics").await.text;
     assert!(
         text.contains("\nevents_total 1\n") && text.ends_with("# EOF\n"),

@@ -26,7 +26,7 @@ use model::condition::{ConditionChange, Options};
 use model::fault::Fault;
 use model::node::NodeView;
 use runtime::logging::chain;
-use runtime::metrics::Metrics;
+use runtime::metrics::{Description, Metrics};
 use runtime::work_queue::WorkQueue;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -59,6 +59,16 @@ pub enum EventKind {
     Check,
 }
 
+/// Name of NVSentinel's queue of nodes to write.
+pub(crate) const QUEUE: &str = "kubernetes";
+/// Term for its pieces of work.
+pub(crate) const QUEUED: &str = "nodes whose conditions and Events are to be written";
+
+/// Returns the descriptions of the metrics of conditions and Events.
+pub(crate) fn described_metrics() -> Vec<Description> {
+    ConditionMetrics::described()
+}
+
 /// Board that the quarantine posts the state of nodes on. Cheap to clone.
 #[derive(Clone)]
 pub struct Board {
@@ -78,11 +88,7 @@ pub fn new(config: ConditionsConfig, metrics: &Metrics) -> (Board, Reporter) {
     let shared = Arc::new(Shared::new(
         config.conditions,
         config.events,
-        WorkQueue::new(
-            metrics,
-            "kubernetes",
-            "nodes on which something is to be told",
-        ),
+        WorkQueue::new(metrics, QUEUE, QUEUED),
         (config.clock)(),
     ));
     let reporter = Reporter {

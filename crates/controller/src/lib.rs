@@ -20,3 +20,23 @@ pub mod pods;
 pub mod policy;
 pub mod quarantine;
 pub mod retention;
+
+use runtime::metrics::Group;
+use runtime::work_queue::WorkQueue;
+
+/// Returns the descriptions of the metrics of this room.
+pub fn described_metrics() -> Vec<Group> {
+    let cluster = [leadership::described()].into_iter();
+    let mut all = vec![
+        Group::new("store", retention::StoreMetrics::described()),
+        Group::new("policy", policy::PolicyMetrics::described()),
+        Group::new("conditions", conditions::described_metrics()),
+        Group::new("cluster", cluster.chain(api_requests::described())),
+        Group::new(
+            "queues",
+            WorkQueue::described(conditions::QUEUE, conditions::QUEUED),
+        ),
+    ];
+    all.extend(quarantine::described_metrics());
+    all
+}

@@ -102,6 +102,27 @@ impl std::fmt::Display for PolicySource {
     }
 }
 
+runtime::metrics! {
+    /// Counts readings of the policy.
+    pub(crate) struct PolicyMetrics {
+        /// Policies read after the start: `loaded`, `rejected`, `missing`.
+        results: Family<Labels<1>, Counter> = "gpuwarden_policy_reload" {result},
+    }
+}
+
+// === impl PolicyMetrics ===
+
+impl PolicyMetrics {
+    fn new(metrics: &Metrics) -> Self {
+        let own = Self::registered(metrics);
+        // Created at the start, so that an alert on the first rejection sees an increase from 0.
+        for result in ["loaded", "rejected", "missing"] {
+            drop(own.results.get_or_create(&[("result", result)]));
+        }
+        own
+    }
+}
+
 // === impl PolicyFollower ===
 
 impl PolicyFollower {
@@ -121,10 +142,7 @@ impl PolicyFollower {
                 source: source.to_string(),
                 ..PolicyView::default()
             })),
-            results: metrics.family(
-                "gpuwarden_policy_reload",
-                "Policies read after the start, by result: loaded, rejected or missing",
-            ),
+            results: PolicyMetrics::new(metrics).results,
             cluster,
             source,
         };

@@ -31,7 +31,7 @@ use fleet::{Fleet, FleetInput, Settings};
 use jiff::{SignedDuration, Timestamp};
 use model::journal::JournalEntry;
 use model::mode::Mode;
-use runtime::metrics::Metrics;
+use runtime::metrics::{Group, Metrics};
 use runtime::sources::Sources;
 use store::EventStore;
 use tokio::sync::{mpsc, watch};
@@ -151,6 +151,11 @@ pub struct Handles {
     pub journal: JournalWriter,
     /// Writer of the statuses of events; runs until the task has ended and the queue is empty.
     pub statuses: StatusWriter,
+}
+
+/// Returns the descriptions of the metrics of quarantines, drains and remediations.
+pub(crate) fn described_metrics() -> [Group; 3] {
+    metrics::described()
 }
 
 // === impl Quarantine ===

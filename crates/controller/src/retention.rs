@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use fleet::view::FleetView;
 use jiff::{SignedDuration, Timestamp};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
-use store::{EventStore, Prune};
+use store::{EventStore, Prune, Pruned};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -44,36 +46,54 @@ pub struct Retention {
     pub clock: fn() -> Timestamp,
 }
 
+runtime::metrics! {
+    /// Metrics of the store.
+    pub(crate) struct StoreMetrics {
+        /// Events deleted by retention.
+        events: Counter = "gpuwarden_store_events_deleted",
+        /// Journal entries deleted by retention.
+        entries: Counter = "gpuwarden_store_journal_entries_deleted",
+        /// Stored events met since the start that cannot be read and are passed over.
+        unreadable: Gauge = "gpuwarden_store_unreadable_events",
+        /// Size of the store beyond its limit, of data that must not be deleted.
+        excess: Gauge = "gpuwarden_store_excess_bytes",
+        /// 1 while the store cannot write, such as on a full disk.
+        failing: Gauge = "gpuwarden_store_failing",
+    }
+}
+
+// === impl StoreMetrics ===
+
+impl StoreMetrics {
+    fn count(&self, pruned: &Pruned) {
+        self.events.inc_by(pruned.events);
+        self.entries.inc_by(pruned.entries);
+        let excess = if pruned.more { 0 } else { pruned.over };
+        self.excess.set(i64::try_from(excess).unwrap_or(i64::MAX));
+    }
+}
+
 // === impl Retention ===
 
 impl Retention {
     /// Deletes old events until `cancel`.
     pub async fn run(self, metrics: &Metrics, cancel: CancellationToken) {
-        let events = metrics.counter(
-            "gpuwarden_store_events_deleted",
-            "Events deleted by retention",
-        );
-        let entries = metrics.counter(
-            "gpuwarden_store_journal_entries_deleted",
-            "Journal entries deleted by retention",
-        );
-        let unreadable_events = metrics.gauge(
-            "gpuwarden_store_unreadable_events",
-            "Stored events met since the start that cannot be read and are passed over",
-        );
+        let metrics = StoreMetrics::registered(metrics);
         let mut unreadable = self.store.unreadable();
         let mut trouble = self.store.trouble();
         let (mut warned_over, mut warned_gone) = (false, Vec::new());
         loop {
             let met = *unreadable.borrow_and_update();
-            unreadable_events.set(i64::try_from(met).unwrap_or(i64::MAX));
+            metrics
+                .unreadable
+                .set(i64::try_from(met).unwrap_or(i64::MAX));
             let in_trouble = trouble.borrow_and_update().is_some();
+            metrics.failing.set(i64::from(in_trouble));
             let mut pause = if in_trouble { EVERY_IN_TROUBLE } else { EVERY };
             if let Some(prune) = self.prunable() {
                 match self.store.prune(prune).await {
                     Ok(pruned) => {
-                        events.inc_by(pruned.events);
-                        entries.inc_by(pruned.entries);
+                        metrics.count(&pruned);
                         for consumer in pruned
                             .gone_consumers
                             .iter()

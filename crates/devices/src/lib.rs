@@ -25,7 +25,7 @@ use diagnosis::gpu::Inventory;
 use futures::Stream;
 use jiff::Timestamp;
 use runtime::logging::Seldom;
-use runtime::metrics::Metrics;
+use runtime::metrics::{Group, Metrics};
 use runtime::shares::{Share, Shares};
 use tokio::sync::watch::{Receiver, Sender};
 
@@ -69,6 +69,11 @@ struct Watcher {
     /// Counts the watcher until it is dropped.
     _share: Share,
     _counted: metrics::Counted,
+}
+
+/// Returns the descriptions of the metrics of this room.
+pub fn described_metrics() -> Vec<Group> {
+    vec![Group::new("devices", DeviceMetrics::described())]
 }
 
 // === impl DeviceApi ===

@@ -12,20 +12,20 @@ use crate::watch::Message;
 runtime::metrics! {
     /// Metrics of the board's content and its watchers.
     pub(crate) struct DeviceMetrics {
-        /// GPUs of the Device API by phase.
-        gpus: Family<Labels<1>, Gauge> = "gpuwarden_device_api_gpus",
+        /// GPUs of the Device API by phase: `pending`, `ready`, `not_ready`, `unknown`.
+        gpus: Family<Labels<1>, Gauge> = "gpuwarden_device_api_gpus" {phase},
         /// Registrations of GPUs whose provider sends no heartbeats.
         silent: Gauge = "gpuwarden_device_api_silent_registrations",
         /// Connected watchers of GPUs.
         watchers: Gauge = "gpuwarden_device_api_watchers",
-        /// Events that watchers of GPUs were told.
+        /// Events that were sent to watchers of GPUs.
         events: Counter = "gpuwarden_device_api_events",
-        /// Times that a watcher of GPUs had to begin anew because it had missed changes.
+        /// Times that a watcher of GPUs had to start anew after missed changes.
         resyncs: Counter = "gpuwarden_device_api_resyncs",
         /// Writes of providers that were refused.
         pub(crate) refused: Counter = "gpuwarden_device_api_refused_writes",
         /// Answers to launchers of jobs.
-        pub(crate) gate: Family<Labels<1>, Counter> = "gpuwarden_job_gate_answers",
+        pub(crate) gate: Family<Labels<1>, Counter> = "gpuwarden_job_gate_answers" {answer},
     }
 }
 

@@ -6,6 +6,7 @@ mod controller;
 mod gpus;
 mod janitor_provider;
 mod lead;
+mod metric_reference;
 mod parts;
 mod places;
 mod run;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
             // As above.
             Err(_) => ExitCode::FAILURE,
         },
+        Parsed::MetricReference => cli::report(metric_reference::print()),
         Parsed::Client(client) => start(false, async { Ok(cli::execute(*client).await) }),
     }
 }

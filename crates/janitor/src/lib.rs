@@ -32,3 +32,14 @@ pub use provider::{Provider, ProviderOpenError, Signal};
 pub use providers::Providers;
 pub use run::{Janitor, JanitorParts};
 pub use validation::{Validator, ValidatorParts};
+
+use runtime::metrics::Group;
+
+/// Returns the descriptions of the metrics of this room.
+pub fn described_metrics() -> Vec<Group> {
+    let (own, validation) = (
+        metrics::JanitorMetrics::described(),
+        metrics::ValidationMetrics::described(),
+    );
+    vec![Group::new("janitor", own.into_iter().chain(validation))]
+}

@@ -26,28 +26,36 @@ type Times<L> = Family<L, Histogram, fn() -> Histogram>;
 runtime::metrics! {
     #[derive(Clone)]
     pub(crate) struct JanitorMetrics {
-        /// Actions that were begun, and that ended well or not.
-        actions: Family<Labels<3, String>, LegacyCounter> = "janitor_actions_count",
+        /// Actions by `status`: `started`, `succeeded`, `failed`. Nothing is locked, so the
+        /// types `lock` and `unlock` do not occur.
+        actions: Family<Labels<3, String>, LegacyCounter> =
+            "janitor_actions_count" {action_type, status, node},
         /// From the begin of an action that succeeded to its end.
-        mttr: Times<Labels<1>> = "janitor_action_mttr_seconds"(ACTION_TIMES),
+        mttr: Times<Labels<1>> = "janitor_action_mttr_seconds" {action_type} (ACTION_TIMES),
         /// Resources that were deleted because they had ended long ago.
-        deleted: Family<Labels<1>, Counter> = "janitor_ttl_deletions",
+        deleted: Family<Labels<1>, Counter> = "janitor_ttl_deletions" {kind},
         /// Resets of GPUs that were begun.
-        resets: Family<Labels<1, String>, Counter> = "gpu_reset_requests",
-        /// Resets of GPUs that have ended, by how.
-        completed: Family<Labels<2, String>, Counter> = "gpu_reset_requests_completed",
-        /// Resets of GPUs that have failed, by the reason of their condition Complete.
-        failures: Family<Labels<2, String>, Counter> = "gpu_reset_failure_reasons",
-        /// From the begin of a reset of GPUs to its end, in seconds.
-        duration: Times<Labels<2, String>> = "gpu_reset_duration_seconds"(RESET_TIMES),
+        resets: Family<Labels<1, String>, Counter> = "gpu_reset_requests" {node},
+        /// Resets of GPUs that have ended: `succeeded`, `failed`.
+        completed: Family<Labels<2, String>, Counter> =
+            "gpu_reset_requests_completed" {node, status},
+        /// Resets of GPUs that have failed, by the reason of their condition `Complete`.
+        failures: Family<Labels<2, String>, Counter> = "gpu_reset_failure_reasons" {node, reason},
+        /// From the begin of a reset of GPUs to its end.
+        duration: Times<Labels<2, String>> =
+            "gpu_reset_duration_seconds" {node, status} (RESET_TIMES),
         /// Resets of GPUs that are under way.
-        active: Family<Labels<1, String>, Gauge> = "gpu_reset_active_requests",
-        /// Requests to hand nodes over, by phase and result.
-        hand_overs: Family<Labels<2, String>, Counter> = "nvsentinel_external_remediation",
-        /// Requests to hand nodes over that are open.
-        open: Family<Labels<3, String>, Gauge> = "nvsentinel_external_remediation_open",
-        /// Age of requests to hand nodes over at their end, in seconds.
-        age: Times<Labels<2, String>> = "nvsentinel_external_remediation_age_seconds"(AGES),
+        active: Family<Labels<1, String>, Gauge> = "gpu_reset_active_requests" {node},
+        /// Steps of requests to hand nodes over: `created`, `released`, `external_response`
+        /// (`true`, `false`), `closed` (`completed`, `deleted`, `node_not_found`).
+        hand_overs: Family<Labels<2, String>, Counter> =
+            "nvsentinel_external_remediation" {phase, result},
+        /// Open requests to hand nodes over: `pending`, `released`, `parked`.
+        open: Family<Labels<3, String>, Gauge> =
+            "nvsentinel_external_remediation_open" {node, recommended_action, state},
+        /// Age of requests to hand nodes over at their end.
+        age: Times<Labels<2, String>> =
+            "nvsentinel_external_remediation_age_seconds" {recommended_action, result} (AGES),
     }
 }
 
@@ -56,10 +64,11 @@ runtime::metrics! {
     pub(crate) struct ValidationMetrics {
         /// ValidationRequests that were begun.
         begun: Counter = "validation_requests",
-        /// ValidationRequests that have ended, by how.
-        completed: Family<Labels<1>, Counter> = "validation_requests_completed",
-        /// From the begin of a ValidationRequest to its end, in seconds.
-        duration: Times<Labels<1>> = "validation_requests_duration_seconds"(ACTION_TIMES),
+        /// ValidationRequests that have ended: `success`, `failure`.
+        completed: Family<Labels<1>, Counter> = "validation_requests_completed" {status},
+        /// From the begin of a ValidationRequest to its end.
+        duration: Times<Labels<1>> =
+            "validation_requests_duration_seconds" {status} (ACTION_TIMES),
     }
 }
 

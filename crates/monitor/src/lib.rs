@@ -56,8 +56,6 @@ pub struct Monitor {
     /// Name of the monitor's source and file, such as `kernel-log`, and after `gpuwarden_` the
     /// prefix of its metrics.
     pub name: &'static str,
-    /// Term for its records in the help of its metrics: `Kernel log records`.
-    pub records: &'static str,
     /// Agent of the monitor's events.
     pub agent: &'static str,
     /// Checks of the monitor, each with the component class of its faults. A reboot closes

@@ -18,7 +18,6 @@ use super::*;
 
 const GPU_FILE: Monitor = Monitor {
     name: "gpu-file",
-    records: "Looks at the file",
     agent: "gpu-file-monitor",
     checks: &[("GpuHot", keys::COMPONENT_GPU)],
 };
@@ -396,7 +395,6 @@ async fn what_would_not_be_found_again_waits_until_it_is_saved() {
 async fn a_monitor_of_many_nodes_names_the_node_of_each_event() {
     const MAINTENANCE: Monitor = Monitor {
         name: "cloud-maintenance",
-        records: "Polls of the provider",
         agent: "cloud-maintenance-monitor",
         checks: &[("CloudMaintenance", "Node")],
     };

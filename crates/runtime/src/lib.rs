@@ -15,3 +15,11 @@ pub mod text_file;
 pub mod tls;
 pub mod unix_grpc;
 pub mod work_queue;
+
+use metrics::Group;
+
+/// Returns the descriptions of the metrics of this room, but for those of work queues
+/// ([`work_queue::WorkQueue::described`]).
+pub fn described_metrics() -> Vec<Group> {
+    vec![Group::new("process", [logging::lost_lines()])]
+}

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 
-use crate::metrics::Metrics;
+use crate::metrics::{Description, Kind, Metrics};
 use queue::Queue;
 
 /// Longest time that the end of the process waits for the last lines to be written.
@@ -73,12 +73,14 @@ pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), Filter
 /// Registers the metrics of the process's log.
 pub fn register(metrics: &Metrics) {
     if let Some(queue) = STANDARD_ERROR.get() {
-        metrics.register(
-            "gpuwarden_log_lines_lost",
-            "Log lines that could not be written, or not fast enough",
-            queue.lost(),
-        );
+        metrics.add(&lost_lines(), queue.lost());
     }
+}
+
+/// Returns the description of the metric that [`register`] adds.
+pub(crate) fn lost_lines() -> Description {
+    let help = "Log lines that could not be written, or not fast enough";
+    Description::new(Kind::Counter, "gpuwarden_log_lines_lost", &[], help)
 }
 
 /// Writes a final message to standard error, behind the log, and waits a moment until all lines

@@ -1,24 +1,29 @@
 //! Metrics in the Prometheus text format.
 //!
 //! A component asks [`Metrics`] for each of its metrics by name and help, and keeps the result;
-//! one with several declares them as a struct ([`metrics!`](crate::metrics!)). Names that
-//! NVSentinel uses are kept, including those that do not end in `_total`: [`LegacyCounter`]
-//! writes them unchanged.
+//! most declare them as a struct ([`metrics!`](crate::metrics!)). Names that NVSentinel uses are
+//! kept, including those that do not end in `_total`: [`LegacyCounter`] writes them unchanged.
+//!
+//! Every metric has a [`Description`], and each room returns all of its own as [`Group`]s:
+//! `cargo xtask generate` writes docs/metrics.md from them. A struct whose descriptions are not
+//! among these is an unused function, which the compiler reports.
+
+mod description;
 
 use std::collections::HashSet;
 use std::fmt::Debug;
 use std::hash::Hash;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Metric, Registry};
+
+pub use description::{Described, Description, Group, Kind, LabelCount};
 
 /// Labels of one metric of a family, each with its value.
 pub type Labels<const N: usize, V = &'static str> = [(&'static str, V); N];
@@ -54,25 +59,30 @@ pub trait Registered<With = ()>: Sized {
     fn registered(metrics: &Metrics, name: &str, help: String, with: With) -> Self;
 }
 
-/// Declares a struct of metrics, and its function `registered`, which registers them.
+/// Declares a struct of metrics, and its functions `registered`, which registers them, and
+/// `described`, which returns their descriptions.
 ///
 /// Each field gives the name of its metric, and its doc comment is the help text, without the
-/// last full stop. The arguments of a histogram or a bounded family stand in brackets. A field
-/// without a name is no metric and starts with its default.
+/// last full stop. The names of the labels of a family stand in braces, and the arguments of a
+/// histogram or a bounded family in brackets. A field without a name is no metric and starts
+/// with its default.
 ///
 /// ```
-/// use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
+/// use gpuwarden_runtime::metrics::{Labels, Metrics};
+/// use prometheus_client::metrics::{counter::Counter, family::Family, histogram::Histogram};
 ///
 /// gpuwarden_runtime::metrics! {
 ///     /// Counts what is brewed.
 ///     struct Kettle {
 ///         /// Cups that were filled.
 ///         cups: Counter = "cups",
+///         /// Leaves, by kind.
+///         leaves: Family<Labels<1>, Counter> = "leaves" {kind},
 ///         /// How long a cup took.
 ///         time: Histogram = "cup_seconds"([1.0, 60.0]),
 ///     }
 /// }
-/// let metrics = gpuwarden_runtime::metrics::Metrics::default();
+/// let metrics = Metrics::default();
 /// let kettle = Kettle::registered(&metrics.with_prefix("kettle"));
 /// kettle.cups.inc();
 /// kettle.time.observe(2.0);
@@ -80,6 +90,7 @@ pub trait Registered<With = ()>: Sized {
 /// assert!(text.contains("# HELP kettle_cups Cups that were filled.\n"), "{text}");
 /// assert!(text.contains("kettle_cups_total 1\n"), "{text}");
 /// assert!(text.contains("kettle_cup_seconds_bucket{le=\"60.0\"} 1\n"), "{text}");
+/// assert_eq!(Kettle::described()[1].labels, ["kind"]);
 /// ```
 #[macro_export]
 macro_rules! metrics {
@@ -87,7 +98,7 @@ macro_rules! metrics {
         $(
             $(#[doc = $help:literal])*
             $field_visible:vis $field:ident: $kind:ty
-                $(= $metric:literal $(($($with:expr),* $(,)?))?)?
+                $(= $metric:literal $({$($label:ident),* $(,)?})? $(($($with:expr),* $(,)?))?)?
         ),* $(,)?
     }) => {
         $(#[$attribute])*
@@ -103,7 +114,31 @@ macro_rules! metrics {
                     ),)*
                 }
             }
+
+            $visible fn described() -> Vec<$crate::metrics::Description> {
+                [$($crate::metrics!(
+                    @description $kind, [$($help)*] $(, $metric, [$($($label)*)?])?
+                )),*].into_iter().flatten().collect()
+            }
         }
+    };
+    (@description $kind:ty, [$($help:literal)*], $metric:literal, [$($label:ident)*]) => {{
+        const LABELS: &[&str] = &[$(stringify!($label)),*];
+        const {
+            assert!(
+                LABELS.len() == <$kind as $crate::metrics::Described>::LABELS,
+                "the number of labels differs from that of the type",
+            );
+        }
+        Some($crate::metrics::Description::new(
+            <$kind as $crate::metrics::Described>::KIND,
+            $metric,
+            LABELS,
+            concat!($($help),*),
+        ))
+    }};
+    (@description $kind:ty, [$($help:literal)*]) => {
+        None
     };
     (@field $metrics:ident, [$($help:literal)*], $metric:literal, $with:expr) => {
         $crate::metrics::Registered::registered(
@@ -131,51 +166,11 @@ impl Metrics {
         }
     }
 
-    /// Creates a counter; its name is written with the suffix `_total`.
-    pub fn counter(&self, name: &str, help: impl Into<String>) -> Counter {
-        self.register(name, help, Counter::default())
-    }
-
-    /// Creates a counter whose name is written unchanged.
-    pub fn legacy_counter(&self, name: &str, help: impl Into<String>) -> LegacyCounter {
-        self.register(name, help, LegacyCounter::default())
-    }
-
-    /// Creates a gauge of whole numbers.
-    pub fn gauge(&self, name: &str, help: impl Into<String>) -> Gauge {
-        self.register(name, help, Gauge::default())
-    }
-
-    /// Creates a gauge of floating-point numbers.
-    pub fn float_gauge(&self, name: &str, help: impl Into<String>) -> Gauge<f64, AtomicU64> {
-        self.register(name, help, Gauge::default())
-    }
-
-    /// Creates a histogram with these upper bounds of its buckets.
-    pub fn histogram(
-        &self,
-        name: &str,
-        help: impl Into<String>,
-        buckets: impl IntoIterator<Item = f64>,
-    ) -> Histogram {
-        self.register(name, help, Histogram::new(buckets))
-    }
-
-    /// Creates a family of metrics whose labels come from this program.
-    pub fn family<L, M>(&self, name: &str, help: impl Into<String>) -> Family<L, M>
-    where
-        L: Clone + Eq + Hash + EncodeLabelSet + Debug + Send + Sync + 'static,
-        M: Default + Metric + TypedMetric,
-    {
-        self.register(name, help, Family::default())
-    }
-
     /// Creates a family of metrics whose labels come from outside, with `room` for that many,
     /// and `others` for all further ones.
     pub fn bounded_family<L, M>(
         &self,
-        name: &str,
-        help: impl Into<String>,
+        description: &Description,
         room: usize,
         others: L,
     ) -> BoundedFamily<L, M>
@@ -184,7 +179,7 @@ impl Metrics {
         M: Default + Metric + TypedMetric,
     {
         BoundedFamily {
-            family: self.family(name, help),
+            family: self.add(description, Family::default()),
             known: Arc::default(),
             room,
             others,
@@ -192,7 +187,11 @@ impl Metrics {
     }
 
     /// Adds an existing metric.
-    pub fn register<M: Clone + Metric>(&self, name: &str, help: impl Into<String>, metric: M) -> M {
+    pub fn add<M: Clone + Metric>(&self, description: &Description, metric: M) -> M {
+        self.register(&description.name, description.help.clone(), metric)
+    }
+
+    fn register<M: Clone + Metric>(&self, name: &str, help: String, metric: M) -> M {
         let name = format!("{}{name}", self.prefix);
         self.with_registry(|registry| add(registry, name, help, metric))
     }
@@ -289,7 +288,7 @@ impl<M: Default + Clone + Metric> Registered for M {
 
 impl<I: IntoIterator<Item = f64>> Registered<(I,)> for Histogram {
     fn registered(metrics: &Metrics, name: &str, help: String, (buckets,): (I,)) -> Self {
-        metrics.histogram(name, help, buckets)
+        metrics.register(name, help, Self::new(buckets))
     }
 }
 
@@ -308,8 +307,13 @@ where
     L: Clone + Eq + Hash + EncodeLabelSet + Debug + Send + Sync + 'static,
     M: Default + Metric + TypedMetric,
 {
-    fn registered(metrics: &Metrics, name: &str, help: String, with: (usize, L)) -> Self {
-        metrics.bounded_family(name, help, with.0, with.1)
+    fn registered(metrics: &Metrics, name: &str, help: String, (room, others): (usize, L)) -> Self {
+        Self {
+            family: metrics.register(name, help, Family::default()),
+            known: Arc::default(),
+            room,
+            others,
+        }
     }
 }
 
@@ -353,8 +357,11 @@ mod tests {
     #[test]
     fn legacy_counters_keep_their_name() {
         let metrics = Metrics::default();
-        metrics.legacy_counter("xid_errors", "XIDs").inc();
-        metrics.counter("events", "Events").inc();
+        let named = |kind, name| Description::new(kind, name, &[], "Help");
+        let legacy = named(Kind::LegacyCounter, "xid_errors");
+        metrics.add(&legacy, LegacyCounter::default()).inc();
+        let counter = named(Kind::Counter, "events");
+        metrics.add(&counter, Counter::<u64>::default()).inc();
         let text = metrics.encode();
         assert!(text.contains("\nxid_errors 1\n"), "{text}");
         assert!(text.contains("\nevents_total 1\n"), "{text}");
@@ -364,8 +371,9 @@ mod tests {
     fn who_chooses_labels_cannot_make_series_without_end() {
         let metrics = Metrics::default();
         let labels = |node: &str| [("node", node.to_owned())];
+        let repeats = Description::new(Kind::Counter, "repeats", &["node"], "Repeats");
         let bounded: BoundedFamily<_, Counter> =
-            metrics.bounded_family("repeats", "Repeats", 3, labels("other"));
+            metrics.bounded_family(&repeats, 3, labels("other"));
         for node in 0..10 {
             bounded.get(&labels(&node.to_string())).inc();
             // Labels that were counted before stay.

@@ -13,7 +13,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
-use crate::metrics::{LegacyCounter, Metrics, add};
+use crate::metrics::{Description, Kind, LegacyCounter, Metrics, add};
 
 /// Metrics of one queue. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -48,60 +48,71 @@ struct UnderWay {
 #[derive(Debug)]
 struct Ages {
     queue: &'static str,
+    what: &'static str,
     under_way: Arc<Mutex<UnderWay>>,
 }
+
+/// Names of the metrics of [`Ages`].
+const OLDEST: &str = "longest_running_processor_seconds";
+const UNFINISHED: &str = "unfinished_work_seconds";
 
 // === impl WorkQueue ===
 
 impl WorkQueue {
     /// Registers the metrics of `queue`. `what` names a piece of work in the help texts.
-    pub fn new(metrics: &Metrics, queue: &'static str, what: &str) -> Self {
+    pub fn new(metrics: &Metrics, queue: &'static str, what: &'static str) -> Self {
         // 10 ms to 20 s, as NVSentinel has it.
         let histogram = || Histogram::new(exponential_buckets(0.01, 2.0, 12));
-        let name = |metric: &str| name(metric, queue);
         let labels = [("workqueue".into(), queue.into())];
+        let [depth, adds, latency, duration, retries, ..] = Self::described(queue, what);
         let inner = metrics.with_registry(|registry| {
             let registry = registry.sub_registry_with_labels(labels.into_iter());
             let under_way = Arc::<Mutex<UnderWay>>::default();
             registry.register_collector(Box::new(Ages {
                 queue,
+                what,
                 under_way: Arc::clone(&under_way),
             }));
             Inner {
-                depth: add(
-                    registry,
-                    name("depth"),
-                    format!("Waiting or in progress: {what}"),
-                    Gauge::default(),
-                ),
-                adds: add(
-                    registry,
-                    name("adds_total"),
-                    format!("Total number: {what}"),
-                    LegacyCounter::default(),
-                ),
-                latency: add(
-                    registry,
-                    name("latency_seconds"),
-                    format!("Wait before the start of work: {what}"),
-                    histogram(),
-                ),
-                duration: add(
-                    registry,
-                    name("work_duration_seconds"),
-                    format!("Duration of work: {what}"),
-                    histogram(),
-                ),
+                depth: add(registry, depth.name, depth.help, Gauge::default()),
+                adds: add(registry, adds.name, adds.help, LegacyCounter::default()),
+                latency: add(registry, latency.name, latency.help, histogram()),
+                duration: add(registry, duration.name, duration.help, histogram()),
                 retries: add(
                     registry,
-                    name("retries_total"),
-                    format!("Number of failures that may be temporary: {what}"),
+                    retries.name,
+                    retries.help,
                     LegacyCounter::default(),
                 ),
                 under_way,
             }
         });
         Self(Arc::new(inner))
+    }
+
+    /// Returns the descriptions of the metrics of `queue`.
+    pub fn described(queue: &str, what: &str) -> [Description; 7] {
+        [
+            (Kind::Gauge, "depth", "Waiting or in progress"),
+            (Kind::LegacyCounter, "adds_total", "Total number"),
+            (
+                Kind::Histogram,
+                "latency_seconds",
+                "Wait before the start of work",
+            ),
+            (Kind::Histogram, "work_duration_seconds", "Duration of work"),
+            (
+                Kind::LegacyCounter,
+                "retries_total",
+                "Number of failures that may be temporary",
+            ),
+            (Kind::Gauge, OLDEST, "Age of the oldest work in progress"),
+            (Kind::Gauge, UNFINISHED, "Total age of all work in progress"),
+        ]
+        .map(|(kind, metric, help)| {
+            let help = format!("{help}: {what}");
+            Description::new(kind, &name(metric, queue), &["workqueue"], &help)
+        })
     }
 
     /// Adds a piece of work, which waits to begin.
@@ -164,22 +175,12 @@ impl Collector for Ages {
                     (oldest.max(age), all + age)
                 })
         };
-        for (metric, help, value) in [
-            (
-                "longest_running_processor_seconds",
-                "Time that the oldest piece of work has been in progress",
-                oldest,
-            ),
-            (
-                "unfinished_work_seconds",
-                "Total time that all work in progress has taken so far",
-                all,
-            ),
-        ] {
+        let [.., oldest_described, all_described] = WorkQueue::described(self.queue, self.what);
+        for (described, value) in [(oldest_described, oldest), (all_described, all)] {
             let gauge = ConstGauge::new(value);
-            let name = name(metric, self.queue);
+            let (name, help) = (&described.name, &described.help);
             let kind = gauge.metric_type();
-            gauge.encode(encoder.encode_descriptor(&name, help, None, kind)?)?;
+            gauge.encode(encoder.encode_descriptor(name, help, None, kind)?)?;
         }
         Ok(())
     }

@@ -62,7 +62,7 @@ impl Admission {
             rendezvous: None,
             takes_reports: false,
             turns: Turns::default(),
-            metrics: Arc::new(WebhookMetrics::registered(metrics)),
+            metrics: Arc::new(WebhookMetrics::new(metrics)),
             lines: Arc::default(),
         }
     }

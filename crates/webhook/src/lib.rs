@@ -25,3 +25,10 @@ mod review;
 mod seen;
 pub mod server;
 mod turns;
+
+use runtime::metrics::Group;
+
+/// Returns the descriptions of the metrics of this room.
+pub fn described_metrics() -> Vec<Group> {
+    vec![Group::new("webhook", metrics::WebhookMetrics::described())]
+}

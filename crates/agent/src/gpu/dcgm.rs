@@ -11,6 +11,7 @@ use diagnosis::gpu::checks::Health;
 use diagnosis::gpu::dcgm::{DcgmGpu, DcgmLook};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
+use runtime::metrics::Description;
 use runtime::sources::{SourceHandle, SourceState};
 
 use super::{GpuMemory, GpuMonitor, Seen, in_short};
@@ -48,9 +49,9 @@ const WAITING: &str = "waiting for the host engine's first response";
 
 runtime::metrics! {
     struct DcgmMetrics {
-        /// 1 where the host engine of DCGM answers.
+        /// 1 if the host engine of DCGM answers.
         connected: Gauge = "gpuwarden_dcgm_connected",
-        /// Incidents that the last look at DCGM's watches told.
+        /// Incidents in the last answer of DCGM's watches.
         incidents: Gauge = "gpuwarden_dcgm_incidents",
         /// Looks at DCGM's watches that were answered.
         looks: Counter = "gpuwarden_dcgm_looks",
@@ -63,6 +64,11 @@ pub(super) struct DcgmWatch {
     metrics: DcgmMetrics,
     /// Reason for missing responses that was last logged.
     blind: Option<String>,
+}
+
+/// Returns the descriptions of the metrics of this file.
+pub(super) fn described_metrics() -> Vec<Description> {
+    DcgmMetrics::described()
 }
 
 // === impl DcgmWatch ===

@@ -7,7 +7,7 @@ use diagnosis::decode::{Finding, FindingKind};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use runtime::metrics::{BoundedFamily, Labels, LegacyCounter, Metrics};
+use runtime::metrics::{BoundedFamily, Description, Kind, Labels, LegacyCounter, Metrics};
 
 /// Most XID codes, and most combinations of code, switch and link of `SXid`s, with a series of
 /// their own. The catalogue has 172 codes, and of a machine's six switches with 64 links each,
@@ -30,13 +30,16 @@ pub(super) struct KernelLogMetrics {
 runtime::metrics! {
     /// Metrics of lines, without those whose `other` series has the node's name.
     struct LineMetrics {
-        /// Lines of NIC drivers by pattern.
-        nics: Family<Labels<3, String>, LegacyCounter> = "syslog_health_monitor_nic_driver_errors",
+        /// Lines of NIC drivers by pattern; `severity` is `fatal` or `non_fatal`.
+        nics: Family<Labels<3, String>, LegacyCounter> =
+            "syslog_health_monitor_nic_driver_errors" {node, event, severity},
         /// Lines about a GPU that has fallen off the bus, without XID.
-        fallen: Family<Labels<1, String>, LegacyCounter> = "syslog_health_monitor_gpu_fallen_errors",
-        /// Events of the kernel log that were not taken.
+        fallen: Family<Labels<1, String>, LegacyCounter> =
+            "syslog_health_monitor_gpu_fallen_errors" {node},
+        /// Lines that could not be read (`line_garbled`) and events that were refused
+        /// (`event_refused`).
         errors: Family<Labels<2, String>, LegacyCounter>
-            = "syslog_health_monitor_xid_processing_errors",
+            = "syslog_health_monitor_xid_processing_errors" {node, error_type},
         /// Time to decode a line that is a fault.
         latency: Histogram = "syslog_health_monitor_xid_processing_latency_seconds"(
             [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1]
@@ -46,7 +49,32 @@ runtime::metrics! {
     }
 }
 
+/// Returns the descriptions of the counters of lines by code.
+fn by_code() -> [Description; 2] {
+    let described = |name, labels, help| Description::new(Kind::LegacyCounter, name, labels, help);
+    [
+        described(
+            "syslog_health_monitor_xid_errors",
+            &["node", "err_code"],
+            "XID lines by code",
+        ),
+        described(
+            "syslog_health_monitor_sxid_errors",
+            &["node", "err_code", "link", "nvswitch"],
+            "SXid lines by code, switch and link",
+        ),
+    ]
+}
+
 impl KernelLogMetrics {
+    /// Returns the descriptions of all metrics of this file.
+    pub(super) fn described() -> Vec<Description> {
+        by_code()
+            .into_iter()
+            .chain(LineMetrics::described())
+            .collect()
+    }
+
     pub(super) fn new(metrics: &Metrics, node: &str) -> Self {
         let node_label = || ("node", node.to_owned());
         let other = |label: &'static str| (label, OTHER.to_owned());
@@ -56,18 +84,13 @@ impl KernelLogMetrics {
             let labels = [node_label(), ("error_type", error_type.to_owned())];
             lines.errors.get_or_create_owned(&labels)
         };
+        let [xids, sxids] = by_code();
         let (refused, garbled) = (error("event_refused"), error("line_garbled"));
         Self {
             node: node.to_owned(),
-            xids: metrics.bounded_family(
-                "syslog_health_monitor_xid_errors",
-                "XID lines by code",
-                MAX_SERIES,
-                [node_label(), other("err_code")],
-            ),
+            xids: metrics.bounded_family(&xids, MAX_SERIES, [node_label(), other("err_code")]),
             sxids: metrics.bounded_family(
-                "syslog_health_monitor_sxid_errors",
-                "SXid lines by code, switch and link",
+                &sxids,
                 MAX_SERIES,
                 [
                     node_label(),

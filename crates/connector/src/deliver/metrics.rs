@@ -6,7 +6,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use runtime::metrics::{Labels, Metrics};
+use runtime::metrics::{Description, Labels, Metrics};
 use tonic::Code;
 
 use super::{Receiver, Why};
@@ -29,7 +29,7 @@ runtime::metrics! {
         /// Delivered health events that were queued again, for another store.
         again: Counter = "resent_events",
         /// Failed attempts to deliver a batch, by gRPC code; each is retried.
-        failed: Family<Labels<1, String>, Counter> = "failures",
+        failed: Family<Labels<1, String>, Counter> = "failures" {code},
         sink: Option<SinkMetrics>,
     }
 }
@@ -38,8 +38,9 @@ runtime::metrics! {
     /// Counts requests to the gRPC sink, under NVSentinel's names.
     #[derive(Clone, Debug)]
     struct SinkMetrics {
-        /// Requests to the gRPC sink's target.
-        sent: Family<Labels<1>, Counter> = "grpc_sink_platform_connector_send",
+        /// Requests to the gRPC sink's target: `success`, `failed`.
+        sent: Family<Labels<1>, Counter> =
+            "grpc_sink_platform_connector_send" {status},
         /// Requests to the gRPC sink's target that failed and are retried.
         retried: Counter = "grpc_sink_platform_connector_retry",
         /// Time until the gRPC sink's target has answered.
@@ -49,20 +50,39 @@ runtime::metrics! {
     }
 }
 
+/// Returns the descriptions of the metrics of a delivery to `receiver`.
+pub(crate) fn described_metrics(receiver: Receiver) -> Vec<Description> {
+    let own = DeliveryMetrics::described().into_iter();
+    let mut all: Vec<_> = own
+        .map(|metric| metric.with_prefix(prefix(receiver)))
+        .collect();
+    if matches!(receiver, Receiver::SinkTarget) {
+        all.extend(SinkMetrics::described());
+    }
+    all
+}
+
+fn prefix(receiver: Receiver) -> &'static str {
+    match receiver {
+        Receiver::Controller => "gpuwarden_delivery",
+        Receiver::SinkTarget => "gpuwarden_forward",
+    }
+}
+
 // === impl DeliveryMetrics ===
 
 impl DeliveryMetrics {
     pub(super) fn new(receiver: Receiver, metrics: &Metrics) -> Self {
-        let (prefix, sink) = match receiver {
-            Receiver::Controller => ("gpuwarden_delivery", None),
-            Receiver::SinkTarget => ("gpuwarden_forward", Some(SinkMetrics::registered(metrics))),
+        let sink = match receiver {
+            Receiver::Controller => None,
+            Receiver::SinkTarget => Some(SinkMetrics::registered(metrics)),
         };
         if let Some(sink) = &sink {
             for status in ["success", "failed"] {
                 drop(sink.sent.get_or_create(&[("status", status)]));
             }
         }
-        let own = Self::registered(&metrics.with_prefix(prefix));
+        let own = Self::registered(&metrics.with_prefix(prefix(receiver)));
         Self { sink, ..own }
     }
 

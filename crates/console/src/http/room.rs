@@ -11,7 +11,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use prometheus_client::metrics::gauge::Gauge;
-use runtime::metrics::Metrics;
+use runtime::metrics::{Description, Kind, Metrics};
 use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -46,16 +46,18 @@ struct Held {
     _place: OwnedSemaphorePermit,
 }
 
+/// Returns the description of the gauge of held bytes.
+pub(crate) fn held_bytes() -> Description {
+    let help = "Bytes of answers that are held until their readers take them";
+    Description::new(Kind::Gauge, "gpuwarden_http_held_bytes", &[], help)
+}
+
 // === impl Room ===
 
 impl Room {
     /// Registers the gauge of held bytes.
     pub(super) fn register(&self, metrics: &Metrics) {
-        metrics.register(
-            "gpuwarden_http_held_bytes",
-            "Bytes of answers that are held until their readers take them",
-            self.bytes.clone(),
-        );
+        metrics.add(&held_bytes(), self.bytes.clone());
     }
 
     /// Waits for the permit to build a response.

@@ -11,13 +11,16 @@ use runtime::metrics::{Labels, Metrics};
 runtime::metrics! {
     #[derive(Clone)]
     pub(super) struct ConditionMetrics {
-        /// Patches of a node's conditions.
-        conditions: Family<Labels<1>, Counter> = "k8s_platform_connector_node_condition_update",
+        /// Patches of a node's conditions: `success`, `failed`.
+        conditions: Family<Labels<1>, Counter> =
+            "k8s_platform_connector_node_condition_update" {status},
         /// Time of a patch of a node's conditions.
         condition_time: Histogram =
             "k8s_platform_connector_node_condition_update_duration_milliseconds"(buckets()),
-        /// Kubernetes Events of nodes that were made or counted up.
-        events: Family<Labels<2>, Counter> = "k8s_platform_connector_node_event_operations",
+        /// Kubernetes Events of nodes that were created or whose count was raised: `success`,
+        /// `failed`.
+        events: Family<Labels<2>, Counter> =
+            "k8s_platform_connector_node_event_operations" {operation, status},
         /// Time to create a Kubernetes Event, or to raise its count.
         event_time: Histogram =
             "k8s_platform_connector_node_event_update_create_duration_milliseconds"(buckets()),

@@ -19,7 +19,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use runtime::metrics::Labels;
+use runtime::metrics::{Group, Labels};
 use tokio::time::Instant;
 
 pub(super) use drain::DrainMetrics;
@@ -43,53 +43,71 @@ runtime::metrics! {
         /// Events recorded in the fault book.
         pub(super) processed: Counter = "fault_quarantine_events_successfully_processed",
         /// Errors of processing, by kind.
-        errors: Family<Labels<1>, Counter> = "fault_quarantine_processing_errors",
+        errors: Family<Labels<1>, Counter> = "fault_quarantine_processing_errors" {error_type},
         /// Nodes taken out of service.
-        quarantined: Family<Labels<1, String>, Counter> = "fault_quarantine_nodes_quarantined",
+        quarantined: Family<Labels<1, String>, Counter> =
+            "fault_quarantine_nodes_quarantined" {node},
         /// Nodes returned to service.
-        unquarantined: Family<Labels<1, String>, Counter> = "fault_quarantine_nodes_unquarantined",
-        /// Nodes that somebody gave back by hand.
-        manually_uncordoned: Family<Labels<1, String>, Counter> = "fault_quarantine_nodes_manually_uncordoned",
+        unquarantined: Family<Labels<1, String>, Counter> =
+            "fault_quarantine_nodes_unquarantined" {node},
+        /// Nodes that somebody uncordoned by hand.
+        manually_uncordoned: Family<Labels<1, String>, Counter> =
+            "fault_quarantine_nodes_manually_uncordoned" {node},
         /// Nodes whose quarantine taint was removed by hand.
-        manually_untainted: Family<Labels<1, String>, Counter> = "fault_quarantine_nodes_manually_untainted",
+        manually_untainted: Family<Labels<1, String>, Counter> =
+            "fault_quarantine_nodes_manually_untainted" {node},
         /// Nodes with counters, and when each left the cluster.
         counted: Arc<Mutex<BTreeMap<String, Option<Instant>>>>,
         /// 1 for each node that is out of service.
-        current: Family<Labels<1, String>, Gauge> = "fault_quarantine_current_quarantined_nodes",
+        current: Family<Labels<1, String>, Gauge> =
+            "fault_quarantine_current_quarantined_nodes" {node},
         shown: Arc<Mutex<BTreeSet<String>>>,
         /// Taints added to nodes.
-        taints_applied: Family<Labels<2, String>, Counter> = "fault_quarantine_taints_applied",
+        taints_applied: Family<Labels<2, String>, Counter> =
+            "fault_quarantine_taints_applied" {taint_key, taint_effect},
         /// Taints removed from nodes.
-        taints_removed: Family<Labels<2, String>, Counter> = "fault_quarantine_taints_removed",
+        taints_removed: Family<Labels<2, String>, Counter> =
+            "fault_quarantine_taints_removed" {taint_key, taint_effect},
         /// Cordons made on nodes.
         cordons_applied: Counter = "fault_quarantine_cordons_applied",
         /// Cordons removed from nodes.
         cordons_removed: Counter = "fault_quarantine_cordons_removed",
-        /// Rule sets evaluated, by result.
-        evaluations: Family<Labels<2, String>, Counter> = "fault_quarantine_ruleset_evaluations",
-        /// From taking an event from the feed until it was decided about.
+        /// Rule sets evaluated: `passed`, `failed`.
+        evaluations: Family<Labels<2, String>, Counter> =
+            "fault_quarantine_ruleset_evaluations" {ruleset, status},
+        /// From reading an event from the feed to its decision.
         handling: Histogram = "fault_quarantine_event_handling_duration_seconds"(BUCKETS),
         /// From the time of the oldest fault until its node was out of service.
         quarantine: Histogram = "fault_quarantine_node_quarantine_duration_seconds"(BUCKETS),
-        /// Events that are stored and not taken in yet.
+        /// Events that are stored and not processed yet.
         backlog: Gauge = "fault_quarantine_event_backlog_count",
-        /// 1 for the state of the circuit breaker.
-        breaker_state: Family<Labels<1>, Gauge> = "fault_quarantine_breaker_state",
+        /// 1 for the state of the circuit breaker: `CLOSED`, `TRIPPED`.
+        breaker_state: Family<Labels<1>, Gauge> = "fault_quarantine_breaker_state" {state},
         /// Share of the fullest limit on quarantines that is used; 1 is full.
         breaker_utilization: Gauge<f64, AtomicU64> = "fault_quarantine_breaker_utilization",
         /// Nodes that the brake or a pause holds back from being taken out of service.
         held: Gauge = "gpuwarden_quarantine_held_nodes",
-        /// For how long the fault book could not be saved; 0 where it is.
+        /// Time since the fault book could last be saved; 0 if it is saved.
         unsaved: Gauge = "gpuwarden_quarantine_unsaved_seconds",
-        /// Faults that were not taken in or were given up, for the book of faults is full.
+        /// Faults that were refused or dropped, because the fault book is full.
         overflow: Counter = "gpuwarden_fault_book_overflow",
         /// Taints that single devices have by rules of ours, by key and effect.
-        device_taints: Family<Labels<2, String>, Gauge> = "gpuwarden_device_taints",
+        device_taints: Family<Labels<2, String>, Gauge> =
+            "gpuwarden_device_taints" {taint_key, taint_effect},
         /// Taints that were shown since the start.
         tainted: Arc<Mutex<BTreeSet<Labels<2, String>>>>,
-        /// Changes of DeviceTaintRules by result: written, deleted, conflict, failed.
-        rule_changes: Family<Labels<1>, Counter> = "gpuwarden_device_taint_rule_changes",
+        /// Changes of DeviceTaintRules: `written`, `deleted`, `conflict`, `failed`.
+        rule_changes: Family<Labels<1>, Counter> = "gpuwarden_device_taint_rule_changes" {result},
     }
+}
+
+/// Returns the descriptions of the metrics of quarantines, drains and remediations.
+pub(super) fn described() -> [Group; 3] {
+    [
+        Group::new("quarantine", QuarantineMetrics::described()),
+        Group::new("drain", DrainMetrics::described()),
+        Group::new("remediation", RemediationMetrics::described()),
+    ]
 }
 
 impl QuarantineMetrics {

@@ -151,6 +151,9 @@ async fn a_gpu_that_cannot_be_read_is_named() {
 async fn the_gauges_are_those_of_the_gpus_that_are_there() {
     let mut bench = Bench::new();
     bench.readings[0].power_mw = Some(700_000);
+    bench.readings[0].utilization_percent = Some(25);
+    bench.readings[0].pcie_replays = Some(7);
+    bench.readings[0].thermal_violation_ns = Some(1_500_000_000);
     bench.readings[1].nvlinks = vec![NvlinkReadings {
         link: 4,
         up: Some(false),
@@ -162,10 +165,13 @@ async fn the_gauges_are_those_of_the_gpus_that_are_there() {
     bench.poll(&running).await;
     let text = running.metrics.encode();
     for line in [
-        "gpuwarden_gpu_temperature_margin_celsius{gpu=\"0\",uuid=\"GPU-0\"} 40",
+        "gpuwarden_gpu_temperature_margin_celsius{gpu=\"0\",uuid=\"GPU-0\"} 40.0",
+        "gpuwarden_gpu_utilization_ratio{gpu=\"0\",uuid=\"GPU-0\"} 0.25",
+        "gpuwarden_gpu_pcie_replays_total{gpu=\"0\",uuid=\"GPU-0\"} 7.0",
+        "gpuwarden_gpu_thermal_violation_seconds_total{gpu=\"0\",uuid=\"GPU-0\"} 1.5",
         "gpuwarden_gpu_power_watts{gpu=\"0\",uuid=\"GPU-0\"} 700.0",
-        "gpuwarden_gpu_recovery_action{gpu=\"1\",uuid=\"GPU-1\"} 9",
-        "gpuwarden_gpu_nvlink_up{gpu=\"1\",uuid=\"GPU-1\",link=\"4\"} 0",
+        "gpuwarden_gpu_recovery_action{gpu=\"1\",uuid=\"GPU-1\"} 9.0",
+        "gpuwarden_gpu_nvlink_up{gpu=\"1\",uuid=\"GPU-1\",link=\"4\"} 0.0",
     ] {
         assert!(text.lines().any(|it| it == line), "{line}: {text}");
     }

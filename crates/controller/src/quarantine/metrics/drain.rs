@@ -19,14 +19,18 @@ const BUCKETS: [f64; 11] = [
 runtime::metrics! {
     #[derive(Clone)]
     pub(in crate::quarantine) struct DrainMetrics {
-        /// Pods that were not removed, by reason.
-        errors: Family<Labels<2, String>, Counter> = "node_drainer_processing_errors",
+        /// Pods that were not removed: `PDB_blocking_eviction_error` (a disruption budget keeps
+        /// the pod), `immediate_eviction_error`, `pods_force_deletion_error`.
+        errors: Family<Labels<2, String>, Counter> =
+            "node_drainer_processing_errors" {error_type, node},
         /// Pods that were evicted.
-        evicted: Family<Labels<1, String>, Counter> = "gpuwarden_drain_evictions",
-        /// Pods that were deleted without time to end.
-        deleted: Family<Labels<2, String>, LegacyCounter> = "node_drainer_force_delete_pods_after_timeout",
-        /// Drains that have ended, by how.
-        ended: Family<Labels<2, String>, Counter> = "node_drainer_events_processed",
+        evicted: Family<Labels<1, String>, Counter> = "gpuwarden_drain_evictions" {node},
+        /// Pods that were deleted without grace.
+        deleted: Family<Labels<2, String>, LegacyCounter> =
+            "node_drainer_force_delete_pods_after_timeout" {node, namespace},
+        /// Drains that have ended: `drained`, `cancelled`.
+        ended: Family<Labels<2, String>, Counter> =
+            "node_drainer_events_processed" {drain_status, node},
         /// From the request to remove a pod to its answer.
         took: Histogram = "gpuwarden_drain_removal_duration_seconds"(BUCKETS),
     }

@@ -18,15 +18,19 @@ const BUCKETS: [f64; 11] = [
 runtime::metrics! {
     #[derive(Clone)]
     pub(in crate::quarantine) struct RemediationMetrics {
-        /// Faults with a custom resource that was created or existed already.
-        processed: Family<Labels<2, String>, Counter> = "fault_remediation_events_processed",
-        /// Custom resources that were not made, by reason.
-        errors: Family<Labels<2, String>, Counter> = "fault_remediation_processing_errors",
-        /// Actions that events recommend and nobody carries out.
-        unsupported: Family<Labels<2, String>, Counter> = "fault_remediation_unsupported_actions",
-        /// Repairs that have ended, by how they went.
-        ended: Family<Labels<3, String>, Counter> = "gpuwarden_remediation_attempts",
-        /// From the request to make a custom resource to its answer.
+        /// Faults with a custom resource that was created or existed already: `created`.
+        processed: Family<Labels<2, String>, Counter> =
+            "fault_remediation_events_processed" {cr_status, node_name},
+        /// Custom resources that could not be created: `cr_creation_failed`.
+        errors: Family<Labels<2, String>, Counter> =
+            "fault_remediation_processing_errors" {error_type, node_name},
+        /// Recommended actions that the configuration does not support.
+        unsupported: Family<Labels<2, String>, Counter> =
+            "fault_remediation_unsupported_actions" {action, node_name},
+        /// Attempts that have ended: `succeeded`, `failed-for-now`, `failed`, `unclear`.
+        ended: Family<Labels<3, String>, Counter> =
+            "gpuwarden_remediation_attempts" {node_name, action, outcome},
+        /// From the request to create a custom resource to its answer.
         took: Histogram = "fault_remediation_cr_generate_duration_seconds"(BUCKETS),
     }
 }
