@@ -61,7 +61,7 @@ pub use statuses::StatusWriter;
 use checkpoint::Checkpoints;
 use feed::Feed;
 use journal::{JOURNAL_QUEUE, Journal};
-use metrics::{DrainMetrics, QuarantineMetrics, RemediationMetrics};
+use metrics::{DrainMetrics, NodeMetrics, QuarantineMetrics, RemediationMetrics};
 use publishing::Publishing;
 use questions::{MAX_QUESTIONS, Question};
 use requests::{Client, RequestAnswer, RequestTasks};
@@ -137,6 +137,7 @@ pub struct Quarantine {
     publishing: Publishing,
     clock: fn() -> Timestamp,
     metrics: QuarantineMetrics,
+    node_metrics: NodeMetrics,
     drain_metrics: DrainMetrics,
     remediation_metrics: RemediationMetrics,
 }
@@ -166,6 +167,7 @@ impl Quarantine {
         let (view, view_receiver) = watch::channel(Arc::new(FleetView::default()));
         let (journal, queue) = mpsc::channel(JOURNAL_QUEUE);
         let (statuses, status_queue) = mpsc::channel(STATUS_QUEUE);
+        let node_metrics = NodeMetrics::registered(metrics);
         let drain_metrics = DrainMetrics::registered(metrics);
         let remediation_metrics = RemediationMetrics::registered(metrics);
         let metrics = QuarantineMetrics::registered(metrics);
@@ -225,6 +227,7 @@ impl Quarantine {
             publishing: Publishing::new(view, metrics.clone()),
             clock,
             metrics,
+            node_metrics,
             drain_metrics,
             remediation_metrics,
         };
@@ -473,6 +476,7 @@ impl Quarantine {
                 .collect(),
         };
         self.metrics.current(&view, fleet.brake_utilization());
+        self.node_metrics.show(&view);
         self.publishing.log_overflow(fleet.book().overflow());
         self.publishing.publish(view, began);
     }

@@ -29,7 +29,8 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     } = &settings;
     // The controller may act on the reports, and this process cannot know whether it does.
     gpus::refuse_to_act_on_fakes(&node.gpu, true)?;
-    let (metrics, sources) = (parts::start_process(process)?, Sources::default());
+    let sources = Sources::default();
+    let metrics = parts::start_process("agent", process, &sources)?;
     let limits = OutboxLimits {
         bytes: delivery.outbox_size,
         ..OutboxLimits::default()

@@ -15,9 +15,11 @@ use cluster::Cluster;
 use connector::{AcceptNodes, Forwarding};
 use console::LeadershipSource;
 use console::api::Role;
+use contract::keys::LEASE;
 use controller::agents::Agents;
 use controller::certificate::{self, CaConfigMap};
 use controller::ingest::{self, Identify, Reviewer};
+use controller::leadership;
 use controller::pods::PodDevices;
 use controller::quarantine::Owns;
 use runtime::logging;
@@ -40,7 +42,8 @@ const SOCKET: &str = "gpuwarden.sock";
 /// Runs until SIGTERM or SIGINT, until the lead is lost, or until a task fails.
 pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode> {
     let ControllerSettings { process, act, .. } = &settings;
-    let (metrics, sources) = (parts::start_process(process)?, Sources::default());
+    let sources = Sources::default();
+    let metrics = parts::start_process("controller", process, &sources)?;
     let mut shutdown = pin!(parts::until_signal());
     let cluster = parts::cluster(act).await?;
     let mut tasks = Tasks::default();
@@ -64,6 +67,7 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
         tasks,
     };
     let Some(cluster) = start.cluster.clone().filter(|_| settings.leader_elect) else {
+        leadership::register_sole(LEASE, &start.metrics);
         let mut acting = start.act(None).await?;
         let ends = acting.tasks.until_shutdown_or_failure(shutdown).await;
         acting.end().await;

@@ -18,7 +18,11 @@ use crate::tasks::{Tasks, log_failure};
 
 /// Runs until SIGTERM or SIGINT, or until a task fails.
 pub(crate) async fn run(settings: JanitorProviderSettings) -> anyhow::Result<ExitCode> {
-    drop(parts::start_logging(&settings.log, settings.log_format)?);
+    drop(parts::start_logging(
+        "janitor-provider",
+        &settings.log,
+        settings.log_format,
+    )?);
     let shutdown = parts::until_signal();
     let cluster = Arc::new(Cluster::connect(settings.cluster).await?);
     let listen = settings.listen;

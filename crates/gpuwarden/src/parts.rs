@@ -24,8 +24,8 @@ use monitor::{Frame, WINDOW};
 use runtime::logging::LogFormat;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
-use runtime::tls::{ClientCertificates, ClientTls, ServerTls};
-use runtime::{descriptors, logging, tcp_grpc};
+use runtime::tls::{self, ClientCertificates, ClientTls, ServerTls};
+use runtime::{build, descriptors, logging, tcp_grpc};
 use store::EventStore;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -73,17 +73,30 @@ pub(crate) fn controller_channel(
 
 /// Starts logging and raises the limit of file descriptors to the hard limit. Returns the
 /// metrics registry.
-pub(crate) fn start_process(settings: &ProcessSettings) -> anyhow::Result<Metrics> {
-    start_logging(&settings.log, settings.log_format)
+pub(crate) fn start_process(
+    role: &'static str,
+    settings: &ProcessSettings,
+    sources: &Sources,
+) -> anyhow::Result<Metrics> {
+    let metrics = start_logging(role, &settings.log, settings.log_format)?;
+    sources.register(&metrics);
+    Ok(metrics)
 }
 
 /// Does the work of [`start_process`] for a process without a data directory.
-pub(crate) fn start_logging(filter: &str, format: LogFormat) -> anyhow::Result<Metrics> {
+pub(crate) fn start_logging(
+    role: &'static str,
+    filter: &str,
+    format: LogFormat,
+) -> anyhow::Result<Metrics> {
     let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
     logging::start(filter, format, colour)?;
     let metrics = Metrics::default();
     logging::register(&metrics);
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), "starting");
+    tls::register(&metrics);
+    let version = env!("CARGO_PKG_VERSION");
+    build::register(&metrics, version, role);
+    tracing::info!(version, "starting");
     if let Err(error) = descriptors::raise() {
         tracing::warn!(err = %error, "the limit of file descriptors cannot be raised");
     }

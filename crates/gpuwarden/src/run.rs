@@ -25,7 +25,8 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         act,
     } = &settings;
     gpus::refuse_to_act_on_fakes(&node.gpu, act.mode.writes())?;
-    let (metrics, sources) = (parts::start_process(process)?, Sources::default());
+    let sources = Sources::default();
+    let metrics = parts::start_process("run", process, &sources)?;
     let cluster = parts::cluster(act).await?;
     let mut tasks = Tasks::default();
     let policy = parts::policy(act, cluster.clone(), &metrics, &mut tasks)?;

@@ -33,7 +33,7 @@ const SERVICE_PORT: u16 = 443;
 
 /// Runs until SIGTERM or SIGINT, or until a task fails.
 pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
-    let metrics = parts::start_logging(&settings.log, settings.log_format)?;
+    let metrics = parts::start_logging("webhook", &settings.log, settings.log_format)?;
     for what in &settings.preflight.warnings {
         tracing::warn!(%what, "a key of the configuration has no effect, or a different one than in NVSentinel");
     }

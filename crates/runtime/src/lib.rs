@@ -2,6 +2,7 @@
 //! and TCP, and the share of each that one user may have.
 
 pub mod backoff;
+pub mod build;
 pub mod descriptors;
 pub mod file_stamp;
 pub mod http_server;
@@ -21,5 +22,9 @@ use metrics::Group;
 /// Returns the descriptions of the metrics of this room, but for those of work queues
 /// ([`work_queue::WorkQueue::described`]).
 pub fn described_metrics() -> Vec<Group> {
-    vec![Group::new("process", [logging::lost_lines()])]
+    vec![
+        Group::new("sources", [sources::described()]),
+        Group::new("process", build::BuildMetrics::described()),
+        Group::new("process", [tls::described(), logging::lost_lines()]),
+    ]
 }

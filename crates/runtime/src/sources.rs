@@ -4,11 +4,17 @@
 //! shown here and makes the process not ready; it opens no fault.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
 use serde::{Deserialize, Serialize};
+
+use crate::metrics::{Description, Kind, Metrics};
 
 /// Silence of a reader after which its source is stuck.
 pub const STUCK_AFTER: Duration = Duration::from_secs(15);
@@ -170,10 +176,42 @@ impl Sources {
         reasons
     }
 
+    /// Registers the metric of the sources.
+    pub fn register(&self, metrics: &Metrics) {
+        metrics.collect_from(self.clone());
+    }
+
     fn with<T>(&self, use_it: impl FnOnce(&mut BTreeMap<String, TrackedSource>) -> T) -> T {
         // The map stays consistent even if a task panicked while it held the lock.
         use_it(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+impl Collector for Sources {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let statuses = self.statuses();
+        if statuses.is_empty() {
+            return Ok(());
+        }
+        let Description { name, help, .. } = described();
+        let mut gauge = encoder.encode_descriptor(&name, &help, None, MetricType::Gauge)?;
+        for source in statuses {
+            let labels = [("source", source.name)];
+            let up = i64::from(source.state.sees());
+            gauge.encode_family(&labels)?.encode_gauge(&up)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the description of the metric of the sources.
+pub(crate) fn described() -> Description {
+    Description::new(
+        Kind::Gauge,
+        "gpuwarden_source_up",
+        &["source"],
+        "1 if the source is read and its events are accepted; 0 while gpuwarden is blind for it",
+    )
 }
 
 impl Default for Sources {
@@ -183,8 +221,8 @@ impl Default for Sources {
     }
 }
 
-impl std::fmt::Debug for Sources {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sources")
             .field("entries", &self.entries)
             .finish_non_exhaustive()

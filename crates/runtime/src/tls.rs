@@ -4,6 +4,7 @@
 //! Files that cannot be used (a half-written pair) leave the last good configuration in use,
 //! with a line in the log. Open connections are not affected.
 
+mod expiry;
 mod names;
 mod trust;
 mod validity;
@@ -19,6 +20,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
+pub(crate) use expiry::described;
+pub use expiry::register;
 pub use names::CertificateNames;
 pub use validity::Validity;
 
@@ -283,6 +286,7 @@ type Pair = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 fn read_pair(files: &CertificateFiles) -> Result<Pair, TlsError> {
     let chain = read_certificates(&files.certificate)?;
+    expiry::add(&files.certificate);
     let what = "private key";
     let text = read(&files.key)?;
     let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {

@@ -2,6 +2,7 @@
 //! some of its metrics are missing.
 
 mod drain;
+mod nodes;
 mod remediation;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +24,7 @@ use runtime::metrics::{Group, Labels};
 use tokio::time::Instant;
 
 pub(super) use drain::DrainMetrics;
+pub(super) use nodes::NodeMetrics;
 pub(super) use remediation::RemediationMetrics;
 
 /// Default buckets of Prometheus, as in NVSentinel (seconds).
@@ -103,8 +105,9 @@ runtime::metrics! {
 
 /// Returns the descriptions of the metrics of quarantines, drains and remediations.
 pub(super) fn described() -> [Group; 3] {
+    let quarantine = QuarantineMetrics::described().into_iter();
     [
-        Group::new("quarantine", QuarantineMetrics::described()),
+        Group::new("quarantine", quarantine.chain(NodeMetrics::described())),
         Group::new("drain", DrainMetrics::described()),
         Group::new("remediation", RemediationMetrics::described()),
     ]

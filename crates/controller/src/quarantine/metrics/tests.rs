@@ -1,6 +1,9 @@
 use contract::keys::UNCORDONED_MANUALLY;
 use fleet::session::Phase;
-use fleet::view::{BrakeView, DeviceView, NodeState, NodeStatus};
+use fleet::view::{
+    BrakeView, ClusterView, DeviceView, ForeignGpuwardenView, NodeState, NodeStatus, SessionView,
+};
+use jiff::Timestamp;
 use model::node::Taint;
 use policy::Policy;
 use runtime::metrics::Metrics;
@@ -52,6 +55,92 @@ fn status(state: NodeState) -> NodeStatus {
         devices: vec![],
         notes: vec![],
     }
+}
+
+#[test]
+fn every_state_has_a_count_and_only_sessions_have_a_phase() {
+    let metrics = Metrics::default();
+    let own = NodeMetrics::registered(&metrics);
+    let session = |phase, second| SessionView {
+        id: "s".into(),
+        phase,
+        since: Timestamp::from_second(second).unwrap(),
+        failures: 0,
+        awaits: String::new(),
+        cordoned: true,
+        uncordon_releases: true,
+        another: None,
+        drain: None,
+    };
+    let show = |nodes: Vec<NodeStatus>, paused: Option<&str>| {
+        let brake = BrakeView {
+            enabled: true,
+            state: keys::BREAKER_CLOSED.into(),
+            limits: vec![],
+            unknown: None,
+            held: 0,
+            paused: paused.map(str::to_owned),
+            notes: vec![],
+        };
+        let cluster = ClusterView {
+            server: String::new(),
+            connected: true,
+            error: None,
+            nodes: 5,
+        };
+        own.show(&FleetView {
+            nodes,
+            brake: Some(brake),
+            cluster: Some(cluster),
+            ..FleetView::default()
+        });
+        metrics.encode()
+    };
+    let draining = NodeStatus {
+        session: Some(session(Phase::Draining, 60)),
+        ..status(NodeState::Session(Phase::Draining))
+    };
+    let foreign = ForeignGpuwardenView {
+        who: "another".into(),
+        end: String::new(),
+    };
+    let theirs = NodeStatus {
+        name: "theirs".into(),
+        session: Some(SessionView {
+            another: Some(foreign),
+            ..session(Phase::Quarantined, 60)
+        }),
+        ..status(NodeState::Session(Phase::Quarantined))
+    };
+    let text = show(vec![draining.clone(), theirs], Some("by a person"));
+    for line in [
+        "gpuwarden_nodes{state=\"healthy\"} 3",
+        "gpuwarden_nodes{state=\"draining\"} 1",
+        "gpuwarden_nodes{state=\"quarantined\"} 1",
+        "gpuwarden_nodes{state=\"remediation-failed\"} 0",
+        "gpuwarden_node_phase_timestamp_seconds{node=\"n\",phase=\"draining\"} 60.0",
+        "gpuwarden_quarantine_paused 1",
+    ] {
+        assert!(text.lines().any(|it| it == line), "{line}: {text}");
+    }
+    assert!(!text.contains("node=\"theirs\""), "{text}");
+    let failed = NodeStatus {
+        session: Some(session(Phase::RemediationFailed, 90)),
+        state: NodeState::Session(Phase::RemediationFailed),
+        ..draining
+    };
+    let text = show(vec![failed], None);
+    let phase = "{node=\"n\",phase=\"remediation-failed\"} 90.0";
+    assert!(
+        text.contains(phase) && !text.contains("phase=\"draining\""),
+        "{text}"
+    );
+    assert!(
+        text.contains("gpuwarden_nodes{state=\"draining\"} 0\n"),
+        "{text}"
+    );
+    assert!(text.contains("gpuwarden_quarantine_paused 0\n"), "{text}");
+    assert!(show(vec![], None).contains("gpuwarden_nodes{state=\"healthy\"} 5\n"));
 }
 
 /// Only devices go out of service and return: the node stays in service.
