@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use prost::Message as _;
 
+use crate::metrics;
+
 /// Attribute that reads `null` as an empty list or map.
 const NULL_AS_DEFAULT: &str = "deserialize_with = \"crate::json::null_as_default\"";
 
@@ -20,9 +22,15 @@ pub(crate) fn run(check: bool) -> anyhow::Result<()> {
     // Lazy, because the program that prints the reference is built from the types written
     // before.
     let reference = std::iter::once_with(|| command_reference(&root));
-    let mut files = protobuf(&root)?;
-    files.extend(chart::files(&root)?);
-    for file in files.into_iter().map(Ok).chain(reference) {
+    let from_metrics = std::iter::once_with(|| metrics::files(&root));
+    let from_metrics = from_metrics.flat_map(|files| match files {
+        Ok(files) => files.into_iter().map(Ok).collect(),
+        Err(error) => vec![Err(error)],
+    });
+    let mut protobuf = protobuf(&root)?;
+    protobuf.extend(chart::files(&root)?);
+    let protobuf = protobuf.into_iter().map(Ok);
+    for file in protobuf.chain(reference).chain(from_metrics) {
         let (path, content) = file?;
         let current = std::fs::read(&path).unwrap_or_default();
         if current == content {

@@ -6,7 +6,6 @@
 mod containerfile;
 mod dependencies;
 mod floors;
-mod metrics;
 mod modules;
 mod pages;
 mod prose;
@@ -64,7 +63,6 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(prose::check(&root)?);
     findings.extend(requirements::check(&root)?);
     findings.extend(pages::check(&root)?);
-    findings.extend(metrics::check(&root)?);
     findings.extend(skips::check(&root)?);
     findings.extend(containerfile::check(&root)?);
     for finding in &findings {

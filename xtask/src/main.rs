@@ -14,6 +14,7 @@ mod generate;
 mod gpu;
 mod image;
 mod lint;
+mod metrics;
 mod mutants;
 mod reproduce;
 mod sbom;
