@@ -1,6 +1,9 @@
 //! Files made from the descriptions of all metrics, which the program prints
-//! (`gpuwarden reference --metrics`): the tables of docs/metrics.md ([`page`]).
+//! (`gpuwarden reference --metrics`): the tables of docs/metrics.md ([`page`]). The alert rules are
+//! checked against them ([`alerts`]).
 
+mod alerts;
+mod expression;
 mod page;
 
 use std::path::{Path, PathBuf};
@@ -56,6 +59,7 @@ pub(crate) fn files(root: &Path) -> anyhow::Result<Vec<(PathBuf, Vec<u8>)>> {
     if !wrong.is_empty() {
         bail!("names of metrics: {}", wrong.join("; "));
     }
+    alerts::check(root, &groups)?;
     Ok(vec![page::file(root, &groups)?])
 }
 
