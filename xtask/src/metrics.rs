@@ -1,8 +1,9 @@
 //! Files made from the descriptions of all metrics, which the program prints
-//! (`gpuwarden reference --metrics`): the tables of docs/metrics.md ([`page`]). The alert rules are
-//! checked against them ([`alerts`]).
+//! (`gpuwarden reference --metrics`): the tables of docs/metrics.md ([`page`]) and the dashboards
+//! ([`dashboards`]). The alert rules are checked against them ([`alerts`]).
 
 mod alerts;
+mod dashboards;
 mod expression;
 mod page;
 
@@ -60,7 +61,9 @@ pub(crate) fn files(root: &Path) -> anyhow::Result<Vec<(PathBuf, Vec<u8>)>> {
         bail!("names of metrics: {}", wrong.join("; "));
     }
     alerts::check(root, &groups)?;
-    Ok(vec![page::file(root, &groups)?])
+    let mut files = dashboards::files(root, &groups)?;
+    files.push(page::file(root, &groups)?);
+    Ok(files)
 }
 
 /// Returns the metrics of all groups.
