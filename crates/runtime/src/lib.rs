@@ -1,11 +1,13 @@
-//! Process plumbing: logging, metrics, freshness of sources, TLS, HTTP, gRPC on Unix sockets
+//! Process plumbing: logging, the audit log, metrics, freshness of sources, TLS, HTTP, gRPC on Unix sockets
 //! and TCP, and the share of each that one user may have.
 
+pub mod audit;
 pub mod backoff;
 pub mod build;
 pub mod descriptors;
 pub mod file_stamp;
 pub mod http_server;
+mod line_queue;
 pub mod logging;
 pub mod metrics;
 mod network;

@@ -2,8 +2,6 @@
 //!
 //! Logging never blocks or fails the process: a line that cannot be written is only counted.
 
-mod queue;
-
 use std::io::Write as _;
 use std::panic::PanicHookInfo;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -12,14 +10,14 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 
+use crate::line_queue::LineQueue;
 use crate::metrics::{Description, Kind, Metrics};
-use queue::Queue;
 
 /// Longest time that the end of the process waits for the last lines to be written.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
 /// Queue to standard error, set when logging has started.
-static STANDARD_ERROR: OnceLock<Arc<Queue>> = OnceLock::new();
+static STANDARD_ERROR: OnceLock<Arc<LineQueue>> = OnceLock::new();
 
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,7 +52,7 @@ pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), Filter
         filter: filter.to_owned(),
         source,
     })?;
-    let queue = STANDARD_ERROR.get_or_init(|| Queue::start(std::io::stderr()));
+    let queue = STANDARD_ERROR.get_or_init(|| LineQueue::start("log", std::io::stderr()));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(Arc::clone(queue))

@@ -1,4 +1,4 @@
-//! Queue that writes log lines without ever making the caller wait.
+//! Queue that writes lines of a log without ever making the caller wait.
 //!
 //! A log must not stop the product: the disk may be full, and the reader may be gone, or alive
 //! and not reading, which blocks a write forever. Lines therefore go into a bounded queue, and
@@ -12,11 +12,11 @@ use prometheus_client::metrics::counter::Counter;
 
 /// Most bytes of queued lines: several thousand lines, a burst that a working reader catches up
 /// with. The writing thread may hold as many again.
-pub(super) const MAX_WAITING_BYTES: usize = 1024 * 1024;
+const MAX_WAITING_BYTES: usize = 1024 * 1024;
 
 /// Queue of lines between the log and the thread that writes them.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(crate) struct LineQueue {
     waiting: Mutex<WaitingLines>,
     changed: Condvar,
     lost: Counter,
@@ -29,26 +29,26 @@ struct WaitingLines {
     writing: bool,
 }
 
-// === impl Queue ===
+// === impl LineQueue ===
 
-impl Queue {
+impl LineQueue {
     /// Starts a thread that writes the queue's lines `to`, until the process ends. If no thread
     /// can be started, all lines are lost and counted.
-    pub(super) fn start(to: impl Write + Send + 'static) -> Arc<Self> {
+    pub(crate) fn start(name: &str, to: impl Write + Send + 'static) -> Arc<Self> {
         let queue = Arc::new(Self::default());
         let ours = Arc::clone(&queue);
-        let thread = std::thread::Builder::new().name("log".to_owned());
+        let thread = std::thread::Builder::new().name(name.to_owned());
         drop(thread.spawn(move || ours.write(to)));
         queue
     }
 
     /// Returns the counter of lost lines; a line cut in two counts per part.
-    pub(super) fn lost(&self) -> Counter {
+    pub(crate) fn lost(&self) -> Counter {
         self.lost.clone()
     }
 
     /// Waits until all lines queued so far are written or lost, but no longer than `limit`.
-    pub(super) fn flush(&self, limit: Duration) {
+    pub(crate) fn flush(&self, limit: Duration) {
         let pending = |waiting: &mut WaitingLines| waiting.writing || !waiting.lines.is_empty();
         drop(
             self.changed
@@ -56,15 +56,17 @@ impl Queue {
         );
     }
 
-    fn push(&self, line: &[u8]) {
+    /// Queues a line. Returns false if there is no room, and the line is lost.
+    pub(crate) fn push(&self, line: &[u8]) -> bool {
         let mut waiting = self.waiting();
         if line.len() > MAX_WAITING_BYTES - waiting.lines.len() {
             self.lost.inc();
-            return;
+            return false;
         }
         waiting.lines.extend_from_slice(line);
         drop(waiting);
         self.changed.notify_all();
+        true
     }
 
     fn write(&self, mut to: impl Write) {
@@ -94,7 +96,7 @@ impl Queue {
 }
 
 /// Writer of log lines, which always succeeds. Each call is one line.
-impl Write for &Queue {
+impl Write for &LineQueue {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
         self.push(line);
         Ok(line.len())
@@ -116,7 +118,7 @@ mod tests {
     #[test]
     fn a_reader_that_reads_gets_every_line() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let queue = Queue::start(writer);
+        let queue = LineQueue::start("log", writer);
         for line in 0..1000 {
             (&*queue)
                 .write_all(format!("line {line}\n").as_bytes())
@@ -133,7 +135,7 @@ mod tests {
     #[test]
     fn a_reader_that_does_not_read_holds_nobody_back() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let queue = Queue::start(writer);
+        let queue = LineQueue::start("log", writer);
         let line = [[b'x'; 1023].as_slice(), b"\n"].concat();
         // Far more than the pipe, the thread and the queue hold together.
         for _ in 0..8 * 1024 {
@@ -159,7 +161,10 @@ mod tests {
             .write(true)
             .open("/dev/full")
             .unwrap();
-        for queue in [Queue::start(closed), Queue::start(full)] {
+        for queue in [
+            LineQueue::start("log", closed),
+            LineQueue::start("log", full),
+        ] {
             (&*queue).write_all(b"one\n").unwrap();
             (&*queue).write_all(b"two\n").unwrap();
             queue.flush(ENOUGH);
