@@ -12,6 +12,7 @@ use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigErro
 use kube::{Client, Config};
 
 use crate::KnownNodes;
+use crate::audit::Audit;
 use crate::counters::{Counters, RequestCounts};
 use crate::pace::{Pace, PaceLayer, Urgency};
 use crate::request;
@@ -145,6 +146,8 @@ pub struct Cluster {
     pub(crate) known: KnownNodes,
     config: Arc<Config>,
     server: String,
+    /// Audit log of all writes; `None` for none.
+    audit: Option<Audit>,
 }
 
 // === impl Cluster ===
@@ -168,6 +171,14 @@ impl Cluster {
     /// TLS uses the process's default provider of rustls, which is ring if nothing else is
     /// compiled in. The binary need not install it.
     pub async fn connect(options: ConnectOptions) -> Result<Self, ConnectError> {
+        Self::connect_audited(options, None).await
+    }
+
+    /// Creates the client as [`connect`](Self::connect) does, with an audit log of its writes.
+    pub async fn connect_audited(
+        options: ConnectOptions,
+        audit: Option<Audit>,
+    ) -> Result<Self, ConnectError> {
         let mut config = match (options.kubeconfig, options.in_cluster) {
             (Some(path), _) => from_file(&path, options.context).await?,
             (None, true) => Config::incluster().map_err(ConnectError::InCluster)?,
@@ -185,7 +196,7 @@ impl Cluster {
         if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
             return Err(ConnectError::EmptyCertificateAuthority { server });
         }
-        let client = transport::client(&config, &server, transport::Pings::DEFAULT)?;
+        let client = transport::client(&config, &server, transport::Pings::DEFAULT, audit.clone())?;
         let cluster = Self {
             watching: client.clone(),
             acting: client.clone(),
@@ -195,6 +206,7 @@ impl Cluster {
             known: KnownNodes::default(),
             config: Arc::new(config),
             server,
+            audit,
         };
         Ok(cluster.with_layers(None))
     }
@@ -205,7 +217,12 @@ impl Cluster {
     /// raised.
     pub(crate) fn with_own_connection(&self) -> Result<Self, ConnectError> {
         let cluster = Self {
-            watching: transport::client(&self.config, &self.server, transport::Pings::SOON)?,
+            watching: transport::client(
+                &self.config,
+                &self.server,
+                transport::Pings::SOON,
+                self.audit.clone(),
+            )?,
             pace: None,
             ..self.clone()
         };

@@ -7,6 +7,7 @@
 
 mod access;
 mod apply;
+mod audit;
 mod causes;
 mod config_map;
 mod connect;
@@ -41,6 +42,7 @@ mod warnings;
 mod watch;
 
 pub use access::{Access, ServerInfo};
+pub use audit::{Audit, AuditSink, Reason};
 pub use config_map::{ConfigMap, ConfigMapChange, ConfigMapEvent};
 pub use connect::{Cluster, ConnectError, ConnectOptions};
 pub use counters::RequestCounts;

@@ -20,7 +20,7 @@ mod rate;
 
 use std::sync::Arc;
 
-use cluster::{ApiError, Cluster};
+use cluster::{ApiError, Cluster, Reason};
 use jiff::{SignedDuration, Timestamp};
 use model::condition::{ConditionChange, Options};
 use model::fault::Fault;
@@ -139,7 +139,10 @@ impl Reporter {
             for job in self.shared.take(now, room) {
                 let (cluster, metrics) = (Arc::clone(&self.cluster), self.metrics.clone());
                 let clock = self.clock;
-                under_way.spawn(async move { carry_out(job, &cluster, &metrics, clock).await });
+                let why = Reason::of_node(&job.view.name, None, "report of faults");
+                under_way.spawn(
+                    why.scope(async move { carry_out(job, &cluster, &metrics, clock).await }),
+                );
             }
             let next = self.shared.next();
             let wait = next.map(|at| at.duration_since(now).max(SignedDuration::ZERO));

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{ApiError, Cluster, NodePod};
+use cluster::{ApiError, Cluster, NodePod, Reason};
 use contract::keys;
 use contract::node::{PodGpus, ReportPodsRequest};
 use model::device::{DeviceId, GPU_DRIVER, NodeDevices};
@@ -172,7 +172,11 @@ async fn write(cluster: &Cluster, report: &ReportPodsRequest) -> Result<bool, Ap
         if Instant::now() >= until {
             return Ok(true);
         }
-        match cluster.set_pod_devices(&pod, wanted.as_deref()).await {
+        let writing = cluster.set_pod_devices(&pod, wanted.as_deref());
+        match Reason::of_node(node, None, "GPUs of a pod")
+            .scope(writing)
+            .await
+        {
             Ok(()) => log_written(node, &pod, wanted.as_deref()),
             // The pod is gone.
             Err(ApiError::NotFound { .. } | ApiError::Conflict { .. }) => {}

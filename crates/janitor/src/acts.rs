@@ -1,6 +1,6 @@
 //! Effects of the board as requests to the API server.
 
-use cluster::{ApiError, Cluster, ObjectKind};
+use cluster::{ApiError, Cluster, ObjectKind, Reason};
 use maintenance::janitor::{CreateResult, Effect, Input, WriteResult};
 use maintenance::{EXPIRY, Expiry, Maintenance, MaintenanceResource, ResourceKey};
 use model::node::{NodeChange, NodeView};
@@ -8,6 +8,29 @@ use runtime::logging::chain;
 use serde_json::{Value, json};
 
 use crate::metrics::JanitorMetrics;
+
+/// Returns the reason for the writes of an effect, for the audit log: the resource that it is
+/// carried out for.
+pub(crate) fn reason(effect: &Effect) -> Reason {
+    match effect {
+        Effect::Write { key, .. }
+        | Effect::Merge(key, _)
+        | Effect::Make(key, _)
+        | Effect::Stop { key, .. }
+        | Effect::Expire(key, _) => Reason::new(key.title()),
+        Effect::DeleteNode { key, node, .. } => Reason::of_node(node, None, key.title()),
+        Effect::Change(by, view, _) => {
+            let title = by.as_ref().map(ResourceKey::title);
+            let title = title.unwrap_or_else(|| "a deleted request".to_owned());
+            Reason::of_node(&view.name, None, title)
+        }
+        Effect::WatchNode(_)
+        | Effect::WatchPods(_)
+        | Effect::StopWatching(_)
+        | Effect::Ask { .. }
+        | Effect::Notify(_) => Reason::default(),
+    }
+}
 
 /// Carries out an effect and returns the answer for the board, if it expects one. `namespace`
 /// is that of the Jobs that reset GPUs.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Cluster, Event, ServiceEvent, ServiceWatches};
+use cluster::{Cluster, Event, Reason, ServiceEvent, ServiceWatches};
 use contract::keys;
 use jiff::Timestamp;
 use maintenance::ResourceKey;
@@ -197,9 +197,10 @@ impl Janitor {
                 let resets = self.parts.board.config().resets.as_ref();
                 let namespace = resets.map(|resets| resets.namespace.clone());
                 let (namespace, metrics) = (namespace.unwrap_or_default(), self.metrics.clone());
-                self.running.spawn(async move {
+                let why = acts::reason(&act);
+                self.running.spawn(why.scope(async move {
                     acts::carry_out(&cluster, &namespace, &metrics, act).await
-                });
+                }));
             }
         }
     }
@@ -208,7 +209,9 @@ impl Janitor {
         let Some(provider) = self.parts.providers.of(place) else {
             return; // Unreachable: all configured providers are open.
         };
-        self.running.spawn(async move {
+        // A provider may create a Job.
+        let why = Reason::of_node(&signal.node, None, key.title());
+        self.running.spawn(why.scope(async move {
             let title = key.title();
             let answer = match question {
                 Question::Send => {
@@ -237,7 +240,7 @@ impl Janitor {
                 tracing::warn!(node = signal.node, class, "{title}: {text}");
             }
             Some(Input::Answered(key, signal.operation, answer))
-        });
+        }));
     }
 
     fn record(&mut self, event: &ResourceEvent) {

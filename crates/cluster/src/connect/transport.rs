@@ -22,6 +22,7 @@ use kube::{Client, Config};
 use tower::{BoxError, ServiceExt as _};
 
 use super::ConnectError;
+use crate::audit::{Audit, audited};
 
 /// Longest time to open a TLS connection, including the name look-up.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -59,7 +60,12 @@ impl Pings {
 
 /// Creates a client for the cluster that `config` names, without opening a connection. Errors
 /// name `server`.
-pub(super) fn client(config: &Config, server: &str, pings: Pings) -> Result<Client, ConnectError> {
+pub(super) fn client(
+    config: &Config,
+    server: &str,
+    pings: Pings,
+    audit: Option<Audit>,
+) -> Result<Client, ConnectError> {
     let credentials = |source| ConnectError::Credentials {
         server: server.to_owned(),
         source: Box::new(source),
@@ -103,6 +109,7 @@ pub(super) fn client(config: &Config, server: &str, pings: Pings) -> Result<Clie
         .http2_keep_alive_while_idle(true)
         .build::<_, Body>(connector)
         .map_err(BoxError::from);
+    let http = audited(http, audit);
 
     let headers = config.extra_headers_layer().map_err(credentials)?;
     let base = config.base_uri_layer();

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::election::{Ask, Deposed, Election, LEASE_DURATION, LeaseAnswer, LeaseRecord, NextStep};
 use super::store_note::StoreNote;
+use crate::audit::Reason;
 use crate::causes::chain;
 use crate::connect::{Cluster, ConnectError};
 use crate::error::{ApiError, found};
@@ -197,7 +198,8 @@ impl Candidate {
                     spec: Some(self.spec(0, true)),
                 };
                 let leases = self.leases();
-                Ok(leases.create(&PostParams::default(), &lease).await?)
+                let params = PostParams::default();
+                Ok(reason().scope(leases.create(&params, &lease)).await?)
             }
             Ask::Take(record) => {
                 let changes_hands = record.holder != self.me;
@@ -230,7 +232,8 @@ impl Candidate {
             spec: Some(spec),
         });
         let (leases, params) = (self.leases(), PatchParams::default());
-        Ok(leases.patch(&self.lease.name, &params, &change).await?)
+        let patching = leases.patch(&self.lease.name, &params, &change);
+        Ok(reason().scope(patching).await?)
     }
 
     async fn release(&mut self) -> Result<(), ApiError> {
@@ -338,6 +341,11 @@ fn answer_of(ask: &Ask, result: Result<Lease, ApiError>) -> (LeaseAnswer, Option
         (_, Err(error)) => error,
     };
     (LeaseAnswer::Unknown, Some(chain(&error)))
+}
+
+/// Returns the reason for writes of the Lease, for the audit log.
+fn reason() -> Reason {
+    Reason::new("leader election")
 }
 
 /// Reads the fields of a Lease that the election uses.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cluster::Reason;
 use fleet::{Effect, Level};
 use model::journal::JournalEntry;
 
@@ -17,12 +18,16 @@ impl Quarantine {
             Effect::PatchNode(planned) => {
                 if self.client.is_some() {
                     self.put_entry(node::call(&planned, (self.clock)()));
-                    self.request(|client| node::patch(client, *planned));
+                    let why = planned.patch.intent.name();
+                    let why = Reason::of_node(&planned.node, planned.session.as_deref(), why);
+                    self.request(why, |client| node::patch(client, *planned));
                 }
             }
             Effect::ChangeRule(planned) => {
                 if let Some(api) = self.watches.device_api() {
-                    self.request(|client| device_rule::change(client, api, *planned));
+                    let session = planned.session.as_deref();
+                    let why = Reason::of_node(&planned.node, session, "taint of a device");
+                    self.request(why, |client| device_rule::change(client, api, *planned));
                 }
             }
             Effect::WatchPods { node, watch } => {
@@ -30,9 +35,14 @@ impl Quarantine {
                     self.apply(failed);
                 }
             }
-            Effect::RemovePod(planned) => self.request(|client| pod::remove(client, *planned)),
+            Effect::RemovePod(planned) => {
+                let why = Reason::of_node(&planned.node, planned.session.as_deref(), "drain");
+                self.request(why, |client| pod::remove(client, *planned));
+            }
             Effect::RequestCheckpoint(planned) => {
-                self.request(|client| pod::request_checkpoint(client, *planned));
+                let session = planned.session.as_deref();
+                let why = Reason::of_node(&planned.node, session, "checkpoint before the drain");
+                self.request(why, |client| pod::request_checkpoint(client, *planned));
             }
             Effect::EmitEvent {
                 node,
@@ -41,11 +51,16 @@ impl Quarantine {
                 message,
             } => {
                 if self.events {
-                    self.request(|client| event::emit(client, node, since, reason, message));
+                    let why = Reason::of_node(&node, None, "report of the drain");
+                    self.request(why, |client| {
+                        event::emit(client, node, since, reason, message)
+                    });
                 }
             }
             Effect::CreateResource(planned) => {
-                self.request(|client| resource::create(client, *planned));
+                let (session, action) = (planned.session.as_deref(), planned.action.as_str());
+                let why = Reason::of_node(&planned.node, session, action);
+                self.request(why, |client| resource::create(client, *planned));
             }
             Effect::WatchResource {
                 node,
@@ -61,7 +76,12 @@ impl Quarantine {
                 node,
                 attempt,
                 begun,
-            } => self.request(|client| resource::delete(client, node, *attempt, begun)),
+            } => {
+                let why = Reason::of_node(&node, None, "withdrawal of a resource");
+                self.request(why, |client| {
+                    resource::delete(client, node, *attempt, begun)
+                });
+            }
             Effect::Remediation(news) => self.remediation_metrics.record(news),
             Effect::LookUp { node, ids } => {
                 let (store, metrics) = (Arc::clone(&self.store), self.metrics.clone());
@@ -106,13 +126,13 @@ impl Quarantine {
         }
     }
 
-    /// Starts a request to the API server. Without a cluster the fleet plans no such effect.
-    fn request<F>(&mut self, request: impl FnOnce(Client) -> F)
+    /// Starts a request to the API server, with the reason for the audit log. Without a cluster the fleet plans no such effect.
+    fn request<F>(&mut self, why: Reason, request: impl FnOnce(Client) -> F)
     where
         F: Future<Output = RequestAnswer> + Send + 'static,
     {
         if let Some(client) = &self.client {
-            self.requests.start(request(client.clone()));
+            self.requests.start(why.scope(request(client.clone())));
         }
     }
 
