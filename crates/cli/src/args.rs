@@ -1,6 +1,7 @@
 //! The command line as clap reads it. `settings` checks the arguments of the roles and fills in defaults.
 
 mod act;
+mod audit;
 mod bench;
 mod catalog;
 mod collect;
@@ -22,6 +23,7 @@ mod webhook;
 use clap::{Parser, Subcommand};
 
 pub(crate) use act::ActArgs;
+pub(crate) use audit::AuditArgs;
 pub(crate) use bench::{BenchArgs, BenchLog, Benchmark};
 pub(crate) use catalog::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKind};
 pub(crate) use collect::{CollectArgs, InRootArgs};

@@ -26,7 +26,7 @@ use settings::resolve;
 
 pub use commands::load_catalog;
 pub use settings::{
-    ActSettings, AgentSettings, ControllerSettings, DeliverySettings, DeviceNetwork,
+    ActSettings, AgentSettings, AuditSettings, ControllerSettings, DeliverySettings, DeviceNetwork,
     DeviceSettings, Endpoint, FakeGpus, GpuSettings, IngestSettings, JanitorProviderSettings,
     JanitorSettings, Mode, NodeSettings, ProcessSettings, Reached, ReportSettings, RunSettings,
     ServerCertificate, SettingsError, Transport, WebhookSettings,
@@ -141,6 +141,7 @@ pub async fn execute(client: Client) -> ExitCode {
 
 /// Ends the log of a role, with its last error if it has one. Returns the exit code.
 pub fn report(ended: anyhow::Result<ExitCode>) -> ExitCode {
+    runtime::audit::end();
     match ended {
         Ok(code) => {
             logging::end(None);

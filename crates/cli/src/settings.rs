@@ -5,6 +5,7 @@
 
 mod act;
 mod amount;
+mod audit;
 mod device_api;
 mod file;
 mod gpu;
@@ -26,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use act::drain_config;
 pub use act::{ActSettings, Mode};
+pub use audit::AuditSettings;
 pub use device_api::{DeviceNetwork, DeviceSettings};
 pub use gpu::{FakeGpus, GpuSettings};
 pub use janitor::JanitorSettings;
@@ -57,6 +59,8 @@ pub struct RunSettings {
     pub devices: DeviceSettings,
     pub process: ProcessSettings,
     pub act: ActSettings,
+    /// Audit log of writes to the API server, if there is one.
+    pub audit: Option<AuditSettings>,
 }
 
 #[derive(Debug, Clone)]
@@ -72,6 +76,8 @@ pub struct ControllerSettings {
     pub ingest: IngestSettings,
     pub process: ProcessSettings,
     pub act: ActSettings,
+    /// Audit log of writes to the API server, if there is one.
+    pub audit: Option<AuditSettings>,
     /// True if the controller acts only while it leads.
     pub leader_elect: bool,
 }

@@ -11,7 +11,7 @@ use certificates::{CertificateKeeper, CertificatePlan};
 use cli::{
     ControllerSettings, IngestSettings, Mode, ProcessSettings, ServerCertificate, Transport,
 };
-use cluster::Cluster;
+use cluster::{Cluster, Reason};
 use connector::{AcceptNodes, Forwarding};
 use console::LeadershipSource;
 use console::api::Role;
@@ -41,11 +41,16 @@ const SOCKET: &str = "gpuwarden.sock";
 
 /// Runs until SIGTERM or SIGINT, until the lead is lost, or until a task fails.
 pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode> {
-    let ControllerSettings { process, act, .. } = &settings;
+    let ControllerSettings {
+        process,
+        act,
+        audit,
+        ..
+    } = &settings;
     let sources = Sources::default();
     let metrics = parts::start_process("controller", process, &sources)?;
     let mut shutdown = pin!(parts::until_signal());
-    let cluster = parts::cluster(act).await?;
+    let cluster = parts::cluster(act, audit.as_ref(), "controller", &metrics).await?;
     let mut tasks = Tasks::default();
     // Invalid settings are an error now, not only once this process is elected.
     let policy = parts::policy(act, cluster.clone(), &metrics, &mut tasks)?;
@@ -293,8 +298,10 @@ impl Protection {
         )?;
         let tls = ServerTls::load(keeper.files(), clients)?;
         let authorities = keeper.authorities();
-        tasks.worker("the authorities", published.run(authorities, tasks.done()));
-        tasks.worker("the certificate", keeper.run(tasks.done()));
+        let publishing = published.run(authorities, tasks.done());
+        let why = Reason::new("certificate for agents");
+        tasks.worker("the authorities", why.clone().scope(publishing));
+        tasks.worker("the certificate", why.scope(keeper.run(tasks.done())));
         Ok(Some(Arc::new(tls)))
     }
 }

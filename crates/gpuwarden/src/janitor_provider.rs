@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use cli::JanitorProviderSettings;
-use cluster::Cluster;
 use janitor::Provider;
 use janitor::generic::Generic;
 use janitor::server::{self, Callers};
@@ -18,13 +17,11 @@ use crate::tasks::{Tasks, log_failure};
 
 /// Runs until SIGTERM or SIGINT, or until a task fails.
 pub(crate) async fn run(settings: JanitorProviderSettings) -> anyhow::Result<ExitCode> {
-    drop(parts::start_logging(
-        "janitor-provider",
-        &settings.log,
-        settings.log_format,
-    )?);
+    let (log, format) = (&settings.log, settings.log_format);
+    let metrics = parts::start_logging("janitor-provider", log, format)?;
     let shutdown = parts::until_signal();
-    let cluster = Arc::new(Cluster::connect(settings.cluster).await?);
+    let audit = settings.audit.as_ref();
+    let cluster = parts::connect(settings.cluster, audit, "janitor-provider", &metrics).await?;
     let listen = settings.listen;
     let listener = TcpListener::bind(listen).await;
     let listener = listener

@@ -9,10 +9,10 @@ use agent::pods::{PodGpuReporter, Tell};
 use agent::providers::ProviderMonitor;
 use anyhow::Context as _;
 use cli::{
-    ActSettings, DeliverySettings, DeviceNetwork, DeviceSettings, Endpoint, Mode, NodeSettings,
-    ProcessSettings,
+    ActSettings, AuditSettings, DeliverySettings, DeviceNetwork, DeviceSettings, Endpoint, Mode,
+    NodeSettings, ProcessSettings,
 };
-use cluster::Cluster;
+use cluster::{Audit, Cluster, ConnectOptions};
 use connector::{AcceptNodes, Connector, Forwarding, NodeLookup, Pipeline};
 use console::api::{PolicyView, ProcessView, Role};
 use controller::policy::{CurrentPolicy, PolicyFollower};
@@ -21,6 +21,7 @@ use host::boot::Boot;
 use jiff::Timestamp;
 use model::condition::MessageLimits;
 use monitor::{Frame, WINDOW};
+use runtime::audit::RotatedFile;
 use runtime::logging::LogFormat;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -126,11 +127,59 @@ pub(crate) fn policy(
 }
 
 /// Connects to the cluster, if one is configured.
-pub(crate) async fn cluster(settings: &ActSettings) -> anyhow::Result<Option<Arc<Cluster>>> {
+pub(crate) async fn cluster(
+    settings: &ActSettings,
+    audit: Option<&AuditSettings>,
+    command: &'static str,
+    metrics: &Metrics,
+) -> anyhow::Result<Option<Arc<Cluster>>> {
     let Some(options) = settings.cluster.clone() else {
         return Ok(None);
     };
-    Ok(Some(Arc::new(Cluster::connect(options).await?)))
+    connect(options, audit, command, metrics).await.map(Some)
+}
+
+/// Connects to a cluster, with an audit log of the writes of `command` if one is configured.
+pub(crate) async fn connect(
+    options: ConnectOptions,
+    audit: Option<&AuditSettings>,
+    command: &'static str,
+    metrics: &Metrics,
+) -> anyhow::Result<Arc<Cluster>> {
+    let audit = match audit {
+        Some(settings) => Some(start_audit(settings, command, metrics)?),
+        None => None,
+    };
+    let cluster = Cluster::connect_audited(options, audit).await?;
+    Ok(Arc::new(cluster))
+}
+
+/// Starts the audit log of this process.
+fn start_audit(
+    settings: &AuditSettings,
+    command: &'static str,
+    metrics: &Metrics,
+) -> anyhow::Result<Audit> {
+    let pod = std::env::var("POD_NAME")
+        .ok()
+        .filter(|name| !name.is_empty());
+    let name = pod.as_deref().unwrap_or(command);
+    let path = settings.directory.join(format!("{name}-audit.log"));
+    let file = RotatedFile {
+        path: path.clone(),
+        max_bytes: settings.max_bytes,
+        backups: settings.backups,
+    };
+    runtime::audit::start(file, metrics).with_context(|| {
+        let path = path.display();
+        format!("cannot write the audit log {path}; --audit-log-base-path names another directory")
+    })?;
+    Ok(Audit {
+        component: command,
+        instance: pod.or_else(host::identity::host_name).unwrap_or_default(),
+        with_bodies: settings.with_bodies,
+        sink: Arc::new(runtime::audit::write),
+    })
 }
 
 /// Creates the connector in front of a store, with its transformers and forwarding if

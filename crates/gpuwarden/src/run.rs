@@ -23,11 +23,12 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         devices: serving,
         process,
         act,
+        audit,
     } = &settings;
     gpus::refuse_to_act_on_fakes(&node.gpu, act.mode.writes())?;
     let sources = Sources::default();
     let metrics = parts::start_process("run", process, &sources)?;
-    let cluster = parts::cluster(act).await?;
+    let cluster = parts::cluster(act, audit.as_ref(), "run", &metrics).await?;
     let mut tasks = Tasks::default();
     let policy = parts::policy(act, cluster.clone(), &metrics, &mut tasks)?;
     let store = StoreUrl::in_data_dir(&process.data_dir).open().await?;

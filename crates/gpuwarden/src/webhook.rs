@@ -38,7 +38,8 @@ pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
         tracing::warn!(%what, "a key of the configuration has no effect, or a different one than in NVSentinel");
     }
     let shutdown = parts::until_signal();
-    let cluster = Arc::new(Cluster::connect(settings.cluster.clone()).await?);
+    let (options, audit) = (settings.cluster.clone(), settings.audit.as_ref());
+    let cluster = parts::connect(options, audit, "webhook", &metrics).await?;
     let config = Arc::new(settings.preflight.clone());
     let mut tasks = Tasks::default();
 

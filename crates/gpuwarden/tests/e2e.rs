@@ -8,6 +8,8 @@
 mod admission;
 #[path = "e2e/apart.rs"]
 mod apart;
+#[path = "e2e/audit.rs"]
+mod audit;
 #[path = "e2e/brake.rs"]
 mod brake;
 #[path = "e2e/burst.rs"]

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::line_queue::LineQueue;
 use crate::logging::Seldom;
-use crate::metrics::Metrics;
+use crate::metrics::{Description, Kind, Metrics};
 
 /// Longest time that the end of the process waits for the last lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(2);
@@ -47,13 +47,15 @@ pub fn start(file: RotatedFile, metrics: &Metrics) -> io::Result<()> {
         queue: LineQueue::start("audit log", Reported { file, failed }),
         overflow: Seldom::default(),
     });
-    metrics.register(
-        "gpuwarden_audit_lines_lost",
-        "Lines of the audit log that could not be written, or not fast enough",
-        log.queue.lost(),
-    );
+    metrics.add(&lost_lines(), log.queue.lost());
     tracing::info!(path = %path.display(), "writes to the API server are recorded in the audit log");
     Ok(())
+}
+
+/// Returns the description of the metric that [`start`] adds.
+pub(crate) fn lost_lines() -> Description {
+    let help = "Lines of the audit log that could not be written, or not fast enough";
+    Description::new(Kind::Counter, "gpuwarden_audit_lines_lost", &[], help)
 }
 
 /// Queues a line. Does nothing before [`start`].

@@ -27,6 +27,9 @@ pub fn described_metrics() -> Vec<Group> {
     vec![
         Group::new("sources", [sources::described()]),
         Group::new("process", build::BuildMetrics::described()),
-        Group::new("process", [tls::described(), logging::lost_lines()]),
+        Group::new(
+            "process",
+            [tls::described(), logging::lost_lines(), audit::lost_lines()],
+        ),
     ]
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::common::address;
-use super::{ConnectArgs, LogArgs};
+use super::{AuditArgs, ConnectArgs, LogArgs};
 
 #[derive(Args, Debug)]
 pub(crate) struct JanitorProviderArgs {
@@ -88,6 +88,8 @@ pub(crate) struct JanitorProviderArgs {
     /// Namespace of the provider [default: the pod's own, else gpuwarden].
     #[arg(short, long, env = "GPUWARDEN_NAMESPACE", value_name = "NAME")]
     pub namespace: Option<String>,
+    #[command(flatten)]
+    pub audit: AuditArgs,
     #[command(flatten)]
     pub log: LogArgs,
 }

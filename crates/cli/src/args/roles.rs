@@ -10,7 +10,7 @@ use clap::Args;
 use serde::Deserialize;
 
 use super::common::address;
-use super::{ActArgs, DeliveryArgs, DeviceArgs, GpuArgs, IngestArgs, NodeArgs};
+use super::{ActArgs, AuditArgs, DeliveryArgs, DeviceArgs, GpuArgs, IngestArgs, NodeArgs};
 
 /// Defines a group of settings; each is an argument for clap and a key of the configuration file.
 macro_rules! group {
@@ -52,6 +52,8 @@ pub(crate) struct RunArgs {
     pub process: ProcessArgs,
     #[command(flatten)]
     pub act: ActArgs,
+    #[command(flatten)]
+    pub audit: AuditArgs,
 }
 
 #[derive(Args, Clone, Debug, Default)]
@@ -84,6 +86,8 @@ pub(crate) struct ControllerArgs {
     pub process: ProcessArgs,
     #[command(flatten)]
     pub act: ActArgs,
+    #[command(flatten)]
+    pub audit: AuditArgs,
 }
 
 group! {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::common::address;
-use super::{ConnectArgs, LogArgs};
+use super::{AuditArgs, ConnectArgs, LogArgs};
 
 #[derive(Args, Debug)]
 pub(crate) struct WebhookArgs {
@@ -130,6 +130,8 @@ pub(crate) struct WebhookArgs {
         default_value = "5s"
     )]
     pub drain: String,
+    #[command(flatten)]
+    pub audit: AuditArgs,
     #[command(flatten)]
     pub log: LogArgs,
 }

@@ -12,7 +12,7 @@ use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
 
 use super::parts::log_format;
-use super::{SettingsError, connect_options, named, namespace};
+use super::{AuditSettings, SettingsError, connect_options, named, namespace};
 use crate::args::JanitorProviderArgs;
 
 #[derive(Debug, Clone)]
@@ -29,6 +29,8 @@ pub struct JanitorProviderSettings {
     pub cluster: ConnectOptions,
     /// Default namespace of the Jobs.
     pub namespace: String,
+    /// Audit log of writes to the API server, if there is one.
+    pub audit: Option<AuditSettings>,
     pub log: String,
     pub log_format: LogFormat,
 }
@@ -89,6 +91,7 @@ impl JanitorProviderSettings {
             resets,
             cluster: connect_options(args.connect),
             namespace: namespace(args.namespace)?,
+            audit: AuditSettings::resolve(args.audit),
             log_format: log_format(args.log.log_format.as_deref())?,
             log: args.log.log,
         })

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::file::ConfigFile;
 use super::{
-    ActSettings, AgentSettings, ControllerSettings, DeliverySettings, DeviceSettings,
-    IngestSettings, NodeSettings, ProcessSettings, RunSettings, SettingsError,
+    ActSettings, AgentSettings, AuditSettings, ControllerSettings, DeliverySettings,
+    DeviceSettings, IngestSettings, NodeSettings, ProcessSettings, RunSettings, SettingsError,
 };
 use crate::args::{ActArgs, AgentArgs, ControllerArgs, RunArgs};
 
@@ -54,6 +54,7 @@ impl Role for RunArgs {
         self.gpu.fill(file.group()?);
         self.devices.fill(file.group()?);
         self.process.fill(file.group()?);
+        self.audit.fill(file.group()?);
         fill_act(&mut self.act, file)
     }
 
@@ -67,6 +68,7 @@ impl Role for RunArgs {
             devices,
             process,
             act,
+            audit: AuditSettings::resolve(self.audit),
         })
     }
 }
@@ -112,6 +114,7 @@ impl Role for ControllerArgs {
         self.ingest.fill(file.group()?);
         self.election.fill(file.group()?);
         self.process.fill(file.group()?);
+        self.audit.fill(file.group()?);
         fill_act(&mut self.act, file)
     }
 
@@ -135,6 +138,7 @@ impl Role for ControllerArgs {
             ingest,
             process,
             act,
+            audit: AuditSettings::resolve(self.audit),
             leader_elect,
         })
     }

@@ -13,7 +13,7 @@ use runtime::tls::CertificateFiles;
 use super::amount::{self, parsed};
 use super::network::certificate_lifetime;
 use super::parts::log_format;
-use super::{DeliverySettings, SettingsError, connect_options, named, namespace};
+use super::{AuditSettings, DeliverySettings, SettingsError, connect_options, named, namespace};
 use crate::args::{DeliveryArgs, FailurePolicyArg, WebhookArgs};
 
 /// Default path of the configuration, where NVSentinel's chart mounts it.
@@ -46,6 +46,8 @@ pub struct WebhookSettings {
     pub validates_requests: bool,
     /// Time after SIGTERM until the webhook stops answering.
     pub drain: Duration,
+    /// Audit log of writes to the API server, if there is one.
+    pub audit: Option<AuditSettings>,
     pub log: String,
     pub log_format: LogFormat,
 }
@@ -119,6 +121,7 @@ impl WebhookSettings {
             certificate_lifetime: lifetime,
             validates_requests: args.validate_requests,
             drain,
+            audit: AuditSettings::resolve(args.audit),
             log_format: log_format(args.log.log_format.as_deref())?,
             log: args.log.log,
         })
