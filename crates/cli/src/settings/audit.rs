@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::args::AuditArgs;
 
-/// Default directory, NVSentinel's.
+/// Default directory of the log, as in NVSentinel.
 const DIRECTORY: &str = "/var/log/nvsentinel";
 /// Default size of a file (MB).
 const MAX_SIZE_MB: u32 = 100;
@@ -15,7 +15,7 @@ const MAX_BACKUPS: u32 = 7;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditSettings {
     pub directory: PathBuf,
-    /// Size from which a file is rotated (bytes).
+    /// Size at which a file is rotated (bytes).
     pub max_bytes: u64,
     /// Number of older files that are kept.
     pub backups: u32,
