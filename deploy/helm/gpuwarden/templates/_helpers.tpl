@@ -177,3 +177,28 @@ projected:
     - {port: {{ $.port }}}
 {{- end }}
 {{- end }}
+
+{{/* Environment of the audit log. */}}
+{{- define "gpuwarden.auditEnv" -}}
+{{- if .Values.auditLog.enabled }}
+env:
+  - {name: AUDIT_ENABLED, value: "true"}
+  - name: POD_NAME
+    valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- end }}
+{{- end }}
+
+{{/* Mount of the audit log. */}}
+{{- define "gpuwarden.auditMount" -}}
+{{- if .Values.auditLog.enabled }}
+- {name: audit, mountPath: /var/log/nvsentinel}
+{{- end }}
+{{- end }}
+
+{{/* Volume of the audit log. */}}
+{{- define "gpuwarden.auditVolume" -}}
+{{- if .Values.auditLog.enabled }}
+- name: audit
+  {{- toYaml .Values.auditLog.volume | nindent 2 }}
+{{- end }}
+{{- end }}

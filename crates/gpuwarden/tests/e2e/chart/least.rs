@@ -4,13 +4,15 @@
 use std::collections::BTreeSet;
 
 use anyhow::Context as _;
-use contract::HealthEvent;
 use contract::pod_resources::{ContainerDevices, ContainerResources};
+use contract::{BehaviourOverrides, HealthEvent};
+use kube::Api;
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Private, Product, Version, wait_for};
 
 use super::pod::Pod;
 use super::{Helm, NAMESPACE, plane};
+use crate::machines;
 use crate::pods::Pods;
 use crate::support::{SOON, event, recovery, send_to, shape, xid};
 
@@ -471,4 +473,97 @@ async fn quarantine_takes_and_uses_its_permissions_and_one_less_is_noticed() -> 
         }
     })
     .await
+}
+
+/// Permissions that the story of a repair does not use: nobody hands a node over in it, and the
+/// circuit breaker is never tripped.
+const UNUSED_IN_REPAIR: [&str; 0] = [];
+
+#[tokio::test]
+async fn repair_takes_and_uses_its_permissions() -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let write = |key: &str, text: &str| {
+        let path = directory.path().join(key);
+        std::fs::write(&path, text)?;
+        anyhow::Ok(format!("{key}={}", path.display()))
+    };
+    let modes = "[[userNamespaces]]\nname = \"late\"\nmode = \"DeleteAfterTimeout\"\n\
+                 [[userNamespaces]]\nname = \"*\"\nmode = \"Immediate\"\n";
+    let values = std::fs::read_to_string(super::values_file("repair"))?;
+    let values: Value = serde_saphyr::from_str(&values)?;
+    // Without the validation, which takes five minutes.
+    let remediation = values["remediation"]["config"].as_str().context("a file")?;
+    let (remediation, _) = remediation
+        .split_once("[validation]")
+        .context("a validation")?;
+    let files = [
+        write("policy.config", POLICY)?,
+        write("drain.config", modes)?,
+        write("remediation.config", remediation)?,
+    ];
+    let mut more = vec!["--set", "janitor.ttl=1s"];
+    more.extend(["--set", "controller.extraArgs={--certificate-lifetime=10s}"]);
+    for file in &files {
+        more.extend(["--set-file", file]);
+    }
+    let Some(release) = Release::start("127.77.1.3", &["repair"], &more).await? else {
+        return Ok(());
+    };
+    let client = release.plane.client().await?;
+    let nodes = Api::all(client.clone());
+    machines::boots(&nodes, "gpu-1", "boot-1").await?;
+    let before = shape(&release.node().await?);
+    release.pod_with_a_gpu().await?;
+    release.plane.namespace("late").await?;
+    testkit::pod("late", "held")
+        .on("gpu-1")
+        .create(&client)
+        .await?;
+    for second in 0..2 {
+        release.mild(second).await?;
+    }
+    release.rotated().await?;
+    release.authority_returns().await?;
+
+    let fault = HealthEvent {
+        drain_overrides: Some(BehaviourOverrides {
+            force: true,
+            ..BehaviourOverrides::default()
+        }),
+        ..event("gpu-1", "0")
+    };
+    send_to(&release.agent, vec![fault]).await?;
+    let lists = |kind: &'static str, some: bool| {
+        let release = &release;
+        let list = in_namespace(["get", kind, "-o", "name"]);
+        async move {
+            wait_for(kind, SOON, || async {
+                match release.plane.kubectl(&list).await {
+                    Ok(names) if names.is_empty() != some => Ok(()),
+                    other => Err(release
+                        .controller
+                        .failure(&format!("{other:?}"))
+                        .to_string()),
+                }
+            })
+            .await
+        }
+    };
+    lists("jobs", true).await?;
+    machines::boots(&nodes, "gpu-1", "boot-2").await?;
+    release
+        .node_is("rebooted", |node| {
+            node["metadata"]["labels"]["dgxc.nvidia.com/nvsentinel-state"]
+                == "remediation-succeeded"
+        })
+        .await?;
+    lists("rebootnodes", false).await?;
+    send_to(&release.agent, vec![recovery("gpu-1", "0")]).await?;
+    release
+        .node_is("as before", |node| {
+            let now = shape(node);
+            now["spec"] == before["spec"] && now["annotations"] == before["annotations"]
+        })
+        .await?;
+    check(&release.plane, "gpuwarden-controller", &UNUSED_IN_REPAIR).await
 }

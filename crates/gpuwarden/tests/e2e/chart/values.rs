@@ -201,7 +201,7 @@ async fn the_values_of_the_adr_and_of_the_configuration_document_deploy_the_webh
 
 /// Values beside the files of the ladder, so that each object of the chart is rendered.
 const MORE: [&str; 5] = [
-    "gpuAccess=draAdmin",
+    "gpuAccess=draAdmin,auditLog.enabled=true,global.preflight.enabled=true",
     "gpuAccess=hostDriver,agent.privileged=true,agent.kernelLog=kmsg",
     "agent.catalog=x,policy.config=x,controller.persistence.enabled=true,quarantine.enabled=true,\
      policy.deviceTaints=true,remediation.templates.a\\.yaml=b",
