@@ -17,7 +17,8 @@ use crate::request::ask;
 /// Path of the nodes.
 pub(crate) const NODES: &str = "/api/v1/nodes";
 /// Message of the API server for a JSON patch that does not apply, and for no other error.
-const PATCH_DOES_NOT_APPLY: &str = "the server rejected our request due to an error in our request";
+pub(crate) const PATCH_DOES_NOT_APPLY: &str =
+    "the server rejected our request due to an error in our request";
 
 /// Returns true if an answer means that the node has changed since `view`.
 fn lost_race(answer: &Status, view: &NodeView, change: &NodeChange) -> bool {
@@ -54,7 +55,7 @@ fn lost_race_for_taint(answer: &Status, view: &NodeView, change: &NodeChange) ->
 /// The API server compares the value of a `test` with the node's value as encoded text. An
 /// annotation with a `<` is `\u003c` there, and the plain character does not match, although it
 /// means the same. XID lines contain `pid='<unknown>'`.
-fn as_go_writes_it(patch: &json_patch::Patch) -> serde_json::Result<String> {
+pub(crate) fn as_go_writes_it(patch: &json_patch::Patch) -> serde_json::Result<String> {
     // Outside of strings JSON has none of these characters.
     Ok(serde_json::to_string(patch)?
         .replace('<', "\\u003c")
