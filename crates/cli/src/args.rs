@@ -37,6 +37,8 @@ pub(crate) use inject::{Inject, InjectArgs, TargetArgs, Via};
 pub(crate) use janitor::JanitorProviderArgs;
 pub(crate) use network::{DeliveryArgs, IngestArgs};
 pub(crate) use node::{DeviceArgs, GpuArgs, NodeArgs};
+#[cfg(test)]
+pub(crate) use nodes::NodesFate;
 pub(crate) use nodes::{DrainArgs, KubeArgs, PauseArgs, ReleaseArgs, VetoArgs};
 pub(crate) use policy::{PolicyArgs, PolicyCommand};
 pub(crate) use roles::{AgentArgs, ControllerArgs, ElectionArgs, ProcessArgs, RunArgs};

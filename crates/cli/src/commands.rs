@@ -24,6 +24,8 @@ mod replay;
 mod simulate;
 mod status;
 pub(crate) mod store;
+#[cfg(test)]
+mod uninstall;
 mod veto;
 mod why_not;
 

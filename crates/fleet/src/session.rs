@@ -226,6 +226,13 @@ pub struct Marks {
 /// Returns the node without any change of gpuwarden: the start of a replay.
 #[must_use]
 pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
+    node.after(&undo(node, marks))
+}
+
+/// Returns the change that takes a session off the node, as its recovery would, without a trace
+/// of it in labels or annotations.
+#[must_use]
+pub fn undo(node: &NodeView, marks: &Marks) -> NodeChange {
     let silent = Marks {
         uncordon_labels: false,
         ..marks.clone()
@@ -238,7 +245,7 @@ pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
             change.annotations.insert(key.to_owned(), None);
         }
     }
-    node.after(&change)
+    change
 }
 
 /// Returns the wait before the next attempt after `failures` failures in a row.

@@ -147,7 +147,7 @@ impl Maintenance {
 
     /// Returns the finalizer of the kind, which delays deletion until everything done for the
     /// resource is undone. `None` if nothing has to be undone.
-    pub(crate) fn finalizer(self) -> Option<&'static str> {
+    pub fn finalizer(self) -> Option<&'static str> {
         match self {
             Self::Reboot | Self::Terminate => None,
             Self::Reset => Some("janitor.dgxc.nvidia.com/finalizer"),

@@ -25,6 +25,7 @@ use serde_json::Value;
 
 pub use cluster_view::{ClusterView, NodeState, Readiness};
 pub use config::{Provider, ValidationConfiguration};
+pub use gate::{ACTIVE, SESSION, STATE};
 pub use status::{Phase, Status};
 pub use step::{Act, ValidationStep, refused, step};
 

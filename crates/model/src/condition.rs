@@ -228,6 +228,27 @@ fn is_of_check(kind: &str, found: &Observed<'_>) -> bool {
         .any(|suffix| found.reason.strip_suffix(suffix) == Some(kind))
 }
 
+/// Returns the positions in `status.conditions` of the conditions of this module: those in the
+/// grammar, which NVSentinel's are too, the summary, and those of our drains.
+pub fn written(node: &Value) -> Vec<usize> {
+    let list = node["status"]["conditions"].as_array();
+    let is_written = |one: &Value| {
+        let text = |key: &str| one[key].as_str().unwrap_or_default();
+        let found = Observed {
+            status: text("status"),
+            reason: text("reason"),
+            message: text("message"),
+        };
+        let kind = text("type");
+        let is_drain = found.reason == keys::REASON_DRAIN && KUBERNETES_OWN.contains(&kind);
+        is_of_check(kind, &found) || kind == keys::CONDITION_GPU_HEALTHY || is_drain
+    };
+    let list = list.into_iter().flatten().enumerate();
+    list.filter(|(_, one)| is_written(one))
+        .map(|(index, _)| index)
+        .collect()
+}
+
 fn summary(faults: &[Fault], limits: &MessageLimits) -> NodeCondition {
     let mut fatal: Vec<&Fault> = faults.iter().filter(|fault| fault.event.is_fatal).collect();
     fatal.sort_by(|a, b| Fault::by_gravity(a, b));

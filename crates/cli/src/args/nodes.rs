@@ -84,6 +84,16 @@ pub(crate) struct PauseArgs {
     pub kube: KubeArgs,
 }
 
+/// Fate of quarantined nodes.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum NodesFate {
+    /// Back in service, as before the quarantine.
+    Return,
+    /// Out of service, without gpuwarden's marks.
+    Leave,
+}
+
 /// The cluster, and the namespace in it that holds gpuwarden's own objects.
 #[derive(Args, Debug, Default, Clone)]
 pub(crate) struct KubeArgs {

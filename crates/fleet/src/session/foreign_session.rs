@@ -46,6 +46,17 @@ pub fn end_command(own: &Ownership, node: &NodeView) -> String {
     kubectl(&change, &node.name).join(" && ")
 }
 
+/// Returns the command that undoes the cordon and the taints of a change that is left out: what
+/// returns the node to service once nothing else of the session is on it.
+pub fn return_command(change: &NodeChange, node: &str) -> String {
+    let rest = NodeChange {
+        unschedulable: change.unschedulable,
+        remove_taints: change.remove_taints.clone(),
+        ..NodeChange::default()
+    };
+    kubectl(&rest, node).join(" && ")
+}
+
 /// Returns the commands that make a change on a node. The former values come from an annotation,
 /// which anyone who may annotate the node may have written, and a person pastes these commands
 /// into a shell: values that no API server would accept are left out.

@@ -22,8 +22,8 @@ const TTL_SECONDS: u32 = 3600;
 pub const JOB_LABEL: &str = "nvsentinel.nvidia.com/reboot-job";
 /// Label of the Jobs with the node's name. Left out if the name is too long for a label's value.
 pub const NODE_LABEL: &str = "nvsentinel.nvidia.com/reboot-node";
-/// Annotation of gpuwarden with the operation.
-const OPERATION: &str = "gpuwarden.dev/operation";
+/// Annotation of gpuwarden on the Jobs, with the operation.
+pub const OPERATION: &str = "gpuwarden.dev/operation";
 /// Annotation of gpuwarden with the node's boot id before the reboot, which is the request id.
 const BOOT_ID: &str = "gpuwarden.dev/boot-id";
 /// Longest value of a label (bytes).

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use super::config::Gate;
 
 /// Annotation with the request whose tests run on the node.
-const ACTIVE: &str = "nvsentinel.nvidia.com/active-validation-request";
+pub const ACTIVE: &str = "nvsentinel.nvidia.com/active-validation-request";
 /// Annotation with all requests for the node that are waiting, running or failed.
-const SESSION: &str = "nvsentinel.nvidia.com/validation-session";
+pub const SESSION: &str = "nvsentinel.nvidia.com/validation-session";
 /// Label with the state of the node's requests.
-const STATE: &str = "nvsentinel.nvidia.com/validation-state";
+pub const STATE: &str = "nvsentinel.nvidia.com/validation-state";
 
 /// A request that holds a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
