@@ -1,6 +1,7 @@
 //! `gpuwarden uninstall`: removes everything that gpuwarden has written from a cluster.
 
 mod node;
+mod object;
 mod owner;
 
 use crate::args::NodesFate;
@@ -10,6 +11,5 @@ use crate::args::NodesFate;
 struct Choice {
     nodes: Option<NodesFate>,
     machines: bool,
-    #[allow(dead_code)] // Read by the next decision to come, about kinds.
     crds: bool,
 }
