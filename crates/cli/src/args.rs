@@ -37,9 +37,9 @@ pub(crate) use inject::{Inject, InjectArgs, TargetArgs, Via};
 pub(crate) use janitor::JanitorProviderArgs;
 pub(crate) use network::{DeliveryArgs, IngestArgs};
 pub(crate) use node::{DeviceArgs, GpuArgs, NodeArgs};
-#[cfg(test)]
-pub(crate) use nodes::NodesFate;
-pub(crate) use nodes::{DrainArgs, KubeArgs, PauseArgs, ReleaseArgs, VetoArgs};
+pub(crate) use nodes::{
+    DrainArgs, KubeArgs, NodesFate, PauseArgs, ReleaseArgs, UninstallArgs, VetoArgs,
+};
 pub(crate) use policy::{PolicyArgs, PolicyCommand};
 pub(crate) use roles::{AgentArgs, ControllerArgs, ElectionArgs, ProcessArgs, RunArgs};
 pub(crate) use views::{
@@ -185,6 +185,14 @@ pub(crate) enum Command {
                             gpuwarden veto gpu-7 --end"
     )]
     Veto(VetoArgs),
+    /// Take everything that gpuwarden has written off a cluster, once it no longer runs there: marks
+    /// on nodes and pods, and its own objects. Exit 1 if something could not be done. Files of a
+    /// machine belong to its package, whose purge removes them.
+    #[command(
+        after_help = "Examples:\n  gpuwarden uninstall --plan\n  helm uninstall gpuwarden -n gpuwarden && \
+                            gpuwarden uninstall --nodes return"
+    )]
+    Uninstall(UninstallArgs),
     /// Show what a policy would have done on past events, or how two policies differ; exit 1 when a
     /// node would have been taken out, or the policies differ.
     #[command(

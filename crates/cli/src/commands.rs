@@ -24,7 +24,6 @@ mod replay;
 mod simulate;
 mod status;
 pub(crate) mod store;
-#[cfg(test)]
 mod uninstall;
 mod veto;
 mod why_not;
@@ -78,6 +77,7 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         Command::Drain(args) => drain::execute(&args).await,
         Command::Release(args) => release::execute(&args).await,
         Command::Veto(args) => veto::execute(&args).await,
+        Command::Uninstall(args) => uninstall::execute(&args).await,
         Command::Reference { .. } => {
             output::line(crate::reference::markdown().trim_end())?;
             Ok(EXIT_OK)

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::{ClusterArgs, OutputArgs};
 
@@ -84,9 +84,33 @@ pub(crate) struct PauseArgs {
     pub kube: KubeArgs,
 }
 
+#[derive(Args, Debug)]
+pub(crate) struct UninstallArgs {
+    /// Only print what would be changed, and what stays.
+    #[arg(long)]
+    pub plan: bool,
+    /// Quarantined nodes: `return` to service, whatever their faults, or `leave` cordoned and
+    /// tainted. Needed if there are any.
+    #[arg(long, value_enum, value_name = "return|leave")]
+    pub nodes: Option<NodesFate>,
+    /// Also end the sessions of gpuwardens on the machines themselves (`run`), which have to be
+    /// stopped there.
+    #[arg(long)]
+    pub machines: bool,
+    /// Give up requests under way, such as a `RebootNode` or a hand-over.
+    #[arg(long)]
+    pub abandon: bool,
+    /// Also delete the custom resource definitions without objects. `NVSentinel` uses the same ones.
+    #[arg(long)]
+    pub crds: bool,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
 /// Fate of quarantined nodes.
-#[cfg(test)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum NodesFate {
     /// Back in service, as before the quarantine.
     Return,
