@@ -90,6 +90,8 @@ mod requests;
 mod rivals;
 #[path = "e2e/scheduled.rs"]
 mod scheduled;
+#[path = "e2e/snapshot.rs"]
+mod snapshot;
 #[path = "e2e/stages.rs"]
 mod stages;
 #[path = "e2e/story.rs"]
@@ -104,6 +106,8 @@ mod story_uncordoned;
 mod support;
 #[path = "e2e/throttled.rs"]
 mod throttled;
+#[path = "e2e/uninstall.rs"]
+mod uninstall;
 #[path = "e2e/validating.rs"]
 mod validating;
 #[path = "e2e/validation.rs"]

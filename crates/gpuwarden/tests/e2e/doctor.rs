@@ -332,7 +332,7 @@ async fn a_running_one_is_well_until_it_is_not() -> anyhow::Result<()> {
 }
 
 /// Writes a kubeconfig with the token of a `ServiceAccount`.
-async fn kubeconfig_of(
+pub(crate) async fn kubeconfig_of(
     plane: &ControlPlane,
     account: &str,
     into: &Path,

@@ -70,7 +70,7 @@ impl Webhook {
     }
 
     /// Starts a webhook with these flags for its address.
-    async fn start_reached(
+    pub(crate) async fn start_reached(
         kubeconfig: &Path,
         config: &str,
         flags: &[&str],
