@@ -20,6 +20,8 @@ mod roles;
 mod views;
 mod webhook;
 
+use std::path::PathBuf;
+
 use clap::{Parser, Subcommand};
 
 pub(crate) use act::ActArgs;
@@ -262,6 +264,12 @@ pub(crate) enum Command {
         /// Print the descriptions of all metrics as JSON.
         #[arg(long)]
         metrics: bool,
+    },
+    /// Write a manual page for each command, for packages.
+    #[command(hide = true)]
+    ManPages {
+        /// Existing directory for the pages.
+        directory: PathBuf,
     },
     /// Measure on this machine the time to a cordon and the cost of an idle process, each figure
     /// beside a baseline of the same run.

@@ -15,6 +15,7 @@ mod garbled;
 mod gpu_reset;
 mod inject;
 mod journal_json;
+mod man_pages;
 mod no_text;
 mod pause;
 mod policy;
@@ -82,6 +83,7 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
             output::line(crate::reference::markdown().trim_end())?;
             Ok(EXIT_OK)
         }
+        Command::ManPages { directory } => man_pages::execute(&directory),
         Command::Bench(args) => bench::execute(&args).await,
     }
 }
