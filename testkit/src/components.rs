@@ -19,6 +19,10 @@ pub const KWOK_VERSION: &str = "v0.8.0";
 /// Version of Helm that `cargo xtask setup` installs.
 pub const HELM_VERSION: &str = "v3.19.2";
 
+/// Version of nfpm that `cargo xtask setup` installs. Newer ones (2.46.3, 2.48.0) need modules that
+/// the Go module proxy does not serve.
+pub const NFPM_VERSION: &str = "v2.45.0";
+
 /// Programs of a control plane that every test with one needs.
 pub const ASSETS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
 
@@ -49,6 +53,8 @@ pub enum Component {
     Kwok,
     /// Helm, for the chart.
     Helm,
+    /// Program that builds `.deb` and `.rpm` packages.
+    Nfpm,
     /// A Chromium browser, for tests of the page.
     Chromium,
     /// A Python interpreter with grpcio, grpcio-tools, protobuf and nvidia-ml-py.
@@ -220,6 +226,7 @@ impl Component {
             }
             Self::Kwok => tools.join(format!("kwok-{KWOK_VERSION}/kwok")),
             Self::Helm => tools.join(format!("helm-{HELM_VERSION}/helm")),
+            Self::Nfpm => tools.join(format!("nfpm-{NFPM_VERSION}/nfpm")),
             Self::PythonGrpc => {
                 let dir = sources().join("python");
                 let key = content_key(&dir, &["requirements.txt".into()], "venv")?;
@@ -271,7 +278,7 @@ impl Component {
                 let dir = self.built_path()?;
                 Ok(dir.filter(|dir| ASSETS.iter().all(|name| is_program(&dir.join(name)))))
             }
-            Self::Supervise | Self::Kwok | Self::Helm | Self::PythonGrpc => {
+            Self::Supervise | Self::Kwok | Self::Helm | Self::Nfpm | Self::PythonGrpc => {
                 Ok(self.built_path()?.filter(|file| is_program(file)))
             }
             // The directory is renamed into place once it is complete.
@@ -329,6 +336,7 @@ impl fmt::Display for Component {
             Self::Supervise => f.write_str("control plane supervisor"),
             Self::Kwok => write!(f, "kwok {KWOK_VERSION}"),
             Self::Helm => write!(f, "helm {HELM_VERSION}"),
+            Self::Nfpm => write!(f, "nfpm {NFPM_VERSION}"),
             Self::Chromium => f.write_str("chromium"),
             Self::PythonGrpc => f.write_str("python with grpcio"),
             Self::DriverLibraries => f.write_str("NVML of several drivers"),

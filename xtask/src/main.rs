@@ -16,6 +16,7 @@ mod image;
 mod lint;
 mod metrics;
 mod mutants;
+mod package;
 mod reproduce;
 mod sbom;
 mod setup;
@@ -77,6 +78,8 @@ enum Command {
     Image(image::Args),
     /// Build the program twice, in two directories, and compare the bytes.
     Reproduce(reproduce::Args),
+    /// Build the packages for machines without Kubernetes: .deb, .rpm and .tar.gz.
+    Package(package::Args),
     /// Run a test control plane for manual use.
     Env {
         #[command(subcommand)]
@@ -108,6 +111,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Bench(args) => bench::run(&args),
         Command::Image(args) => image::run(&args),
         Command::Reproduce(args) => reproduce::run(&args),
+        Command::Package(args) => package::run(&args),
         Command::Env { command } => environment::run(&command),
     }?;
     Ok(ExitCode::SUCCESS)

@@ -15,7 +15,8 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use testkit::components::{
-    Component, GO_FLAGS, HELM_VERSION, KWOK_VERSION, Version, cache_dir, find_program, sources,
+    Component, GO_FLAGS, HELM_VERSION, KWOK_VERSION, NFPM_VERSION, Version, cache_dir,
+    find_program, sources,
 };
 
 use crate::{image::base, shell};
@@ -96,6 +97,7 @@ fn components(versions: &[Version]) -> Vec<Component> {
         Component::Supervise,
         Component::Kwok,
         Component::Helm,
+        Component::Nfpm,
         Component::PythonGrpc,
         Component::DriverLibraries,
         Component::VendorWheels,
@@ -190,6 +192,10 @@ fn install(component: Component) -> anyhow::Result<Outcome> {
         }),
         Component::Kwok => install_go("kwok", "sigs.k8s.io/kwok/cmd/kwok", KWOK_VERSION, &place),
         Component::Helm => install_go("helm", "helm.sh/helm/v3/cmd/helm", HELM_VERSION, &place),
+        Component::Nfpm => {
+            let package = "github.com/goreleaser/nfpm/v2/cmd/nfpm";
+            install_go("nfpm", package, NFPM_VERSION, &place)
+        }
         Component::DriverLibraries => into_place(&place, vendors::fetch_drivers),
         Component::VendorWheels => into_place(&place, vendors::fetch_wheels),
         Component::ImageBase => into_place(&parent(&place)?, |dir| {
