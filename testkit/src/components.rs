@@ -23,6 +23,9 @@ pub const HELM_VERSION: &str = "v3.19.2";
 /// the Go module proxy does not serve.
 pub const NFPM_VERSION: &str = "v2.45.0";
 
+/// Debian's release in [`Component::DebianRoot`], and its packages beside the essential ones.
+pub const DEBIAN_ROOT: [&str; 2] = ["bookworm", "libgcc-s1,passwd,systemd,systemd-sysv"];
+
 /// Programs of a control plane that every test with one needs.
 pub const ASSETS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
 
@@ -55,6 +58,10 @@ pub enum Component {
     Helm,
     /// Program that builds `.deb` and `.rpm` packages.
     Nfpm,
+    /// Checker of Debian packages, if the programs that unpack `.rpm` packages exist.
+    PackageTools,
+    /// Archive of a small Debian with systemd, to install packages in. Needs root, for `chroot`.
+    DebianRoot,
     /// A Chromium browser, for tests of the page.
     Chromium,
     /// A Python interpreter with grpcio, grpcio-tools, protobuf and nvidia-ml-py.
@@ -227,6 +234,11 @@ impl Component {
             Self::Kwok => tools.join(format!("kwok-{KWOK_VERSION}/kwok")),
             Self::Helm => tools.join(format!("helm-{HELM_VERSION}/helm")),
             Self::Nfpm => tools.join(format!("nfpm-{NFPM_VERSION}/nfpm")),
+            Self::DebianRoot => {
+                let mut hash = Sha256::new();
+                hash.update(DEBIAN_ROOT.join(" "));
+                tools.join(format!("debian-{}/root.tar", short(hash)))
+            }
             Self::PythonGrpc => {
                 let dir = sources().join("python");
                 let key = content_key(&dir, &["requirements.txt".into()], "venv")?;
@@ -243,7 +255,8 @@ impl Component {
                 let key = content_key(repository, &[maker.into()], "")?;
                 tools.join(format!("image-base-{key}/base.tar"))
             }
-            Self::Chromium
+            Self::PackageTools
+            | Self::Chromium
             | Self::Go
             | Self::CxxCompiler
             | Self::Buildah
@@ -280,6 +293,15 @@ impl Component {
             }
             Self::Supervise | Self::Kwok | Self::Helm | Self::Nfpm | Self::PythonGrpc => {
                 Ok(self.built_path()?.filter(|file| is_program(file)))
+            }
+            Self::PackageTools => {
+                let unpackers = ["rpm", "rpm2cpio", "cpio"];
+                let rest = unpackers.iter().all(|name| find_program(name).is_some());
+                Ok(find_program("lintian").filter(|_| rest))
+            }
+            Self::DebianRoot => {
+                let is_root = rustix::process::geteuid().is_root();
+                Ok(self.built_path()?.filter(|file| is_root && file.is_file()))
             }
             // The directory is renamed into place once it is complete.
             Self::DriverLibraries | Self::VendorWheels => {
@@ -323,6 +345,7 @@ impl Component {
                 "run as root where loop devices can be made, with mkfs.ext4 (e2fsprogs)"
             }
             Self::Buildah => "run 'cargo xtask setup' as root",
+            Self::DebianRoot => "run 'cargo xtask setup' as root, and the tests too",
             Self::Go => "install Go 1.26 or newer from https://go.dev/dl",
             _ => "run 'cargo xtask setup'",
         }
@@ -337,6 +360,8 @@ impl fmt::Display for Component {
             Self::Kwok => write!(f, "kwok {KWOK_VERSION}"),
             Self::Helm => write!(f, "helm {HELM_VERSION}"),
             Self::Nfpm => write!(f, "nfpm {NFPM_VERSION}"),
+            Self::PackageTools => f.write_str("lintian, rpm and cpio"),
+            Self::DebianRoot => f.write_str("Debian with systemd"),
             Self::Chromium => f.write_str("chromium"),
             Self::PythonGrpc => f.write_str("python with grpcio"),
             Self::DriverLibraries => f.write_str("NVML of several drivers"),

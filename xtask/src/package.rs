@@ -47,9 +47,6 @@ pub(crate) struct Args {
     /// Directory for the packages [default: target/package].
     #[arg(long, value_name = "DIRECTORY")]
     output: Option<PathBuf>,
-    /// Release of the package, for another package of the same version.
-    #[arg(long, default_value_t = 1)]
-    release: u32,
 }
 
 /// Builds the packages and prints their paths.
@@ -70,7 +67,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let directory = directory.canonicalize()?;
     let stage = tempfile::tempdir()?;
     let made_at = made_at()?;
-    let glibc = fill(stage.path(), &executable, args.release, &made_at)?;
+    let glibc = fill(stage.path(), &executable, &made_at)?;
 
     let package = |packager: &str| {
         let mut nfpm = Command::new(&nfpm);
@@ -82,7 +79,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             .env("SOURCE_DATE_EPOCH", &made_at)
             .env("PACKAGE_ARCH", debian_arch()?)
             .env("PACKAGE_VERSION", env!("CARGO_PKG_VERSION"))
-            .env("PACKAGE_RELEASE", args.release.to_string())
             .env("PACKAGE_GLIBC", &glibc);
         let text = output(&mut nfpm)?;
         let path = text
@@ -94,9 +90,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let deb = package("deb")?;
     let rpm = package("rpm")?;
     let archive = directory.join(format!(
-        "gpuwarden-{}-{}-linux-{}.tar.gz",
+        "gpuwarden-{}-linux-{}.tar.gz",
         env!("CARGO_PKG_VERSION"),
-        args.release,
         env::consts::ARCH
     ));
     let data = fs::File::create(&archive)?;
@@ -133,7 +128,7 @@ fn made_at() -> anyhow::Result<String> {
 
 /// Fills the directory with the stripped executable and the generated files. Returns the version of
 /// the C library that the executable needs.
-fn fill(stage: &Path, executable: &Path, release: u32, made_at: &str) -> anyhow::Result<String> {
+fn fill(stage: &Path, executable: &Path, made_at: &str) -> anyhow::Result<String> {
     let program = stage.join("gpuwarden");
     let mut strip = Command::new("strip");
     strip.args(["--remove-section=.comment", "--remove-section=.note", "-o"]);
@@ -167,7 +162,7 @@ fn fill(stage: &Path, executable: &Path, release: u32, made_at: &str) -> anyhow:
     compress(&changes)?;
     let date = output(Command::new("date").args(["-u", "-R", "-d", &format!("@{made_at}")]))?;
     let changes = stage.join("changelog.Debian");
-    fs::write(&changes, debian_changelog(release, date.trim()))?;
+    fs::write(&changes, debian_changelog(date.trim()))?;
     compress(&changes)?;
     Ok(glibc)
 }
@@ -203,9 +198,9 @@ fn needed_glibc(symbols: &str) -> Option<String> {
         .map(|(_, version)| version.to_owned())
 }
 
-fn debian_changelog(release: u32, date: &str) -> String {
+fn debian_changelog(date: &str) -> String {
     format!(
-        "gpuwarden ({version}-{release}) unstable; urgency=medium\n\n  \
+        "gpuwarden ({version}-1) unstable; urgency=medium\n\n  \
          * Package of gpuwarden {version}, whose changes are in changelog.gz.\n\n \
          -- The gpuwarden authors <packages@gpuwarden.dev>  {date}\n",
         version = env!("CARGO_PKG_VERSION"),

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use testkit::components::{
-    Component, GO_FLAGS, HELM_VERSION, KWOK_VERSION, NFPM_VERSION, Version, cache_dir,
+    Component, DEBIAN_ROOT, GO_FLAGS, HELM_VERSION, KWOK_VERSION, NFPM_VERSION, Version, cache_dir,
     find_program, sources,
 };
 
@@ -62,6 +62,9 @@ enum Outcome {
 /// Debian packages of the emulator and of the guest's programs.
 const GUEST_PACKAGES: [&str; 3] = ["qemu-system-x86", "busybox-static", "linux-image-amd64"];
 
+/// Debian packages that check and unpack packages.
+const PACKAGE_TOOLS: [&str; 4] = ["lintian", "rpm", "rpm2cpio", "cpio"];
+
 /// Sets up the components, or checks them. Fails if one is still missing.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let missing = set_up(with_fuzzer(&args.kubernetes), !args.check)?;
@@ -98,6 +101,8 @@ fn components(versions: &[Version]) -> Vec<Component> {
         Component::Kwok,
         Component::Helm,
         Component::Nfpm,
+        Component::PackageTools,
+        Component::DebianRoot,
         Component::PythonGrpc,
         Component::DriverLibraries,
         Component::VendorWheels,
@@ -180,6 +185,7 @@ fn install(component: Component) -> anyhow::Result<Outcome> {
             Component::Buildah => install_from_packages(component, &["buildah"], start)?,
             Component::CxxCompiler => install_from_packages(component, &["g++"], start)?,
             Component::Guest => install_from_packages(component, &GUEST_PACKAGES, start)?,
+            Component::PackageTools => install_from_packages(component, &PACKAGE_TOOLS, start)?,
             other => Outcome::Missing(other.hint().to_owned()),
         });
     };
@@ -196,6 +202,7 @@ fn install(component: Component) -> anyhow::Result<Outcome> {
             let package = "github.com/goreleaser/nfpm/v2/cmd/nfpm";
             install_go("nfpm", package, NFPM_VERSION, &place)
         }
+        Component::DebianRoot => into_place(&parent(&place)?, make_debian_root),
         Component::DriverLibraries => into_place(&place, vendors::fetch_drivers),
         Component::VendorWheels => into_place(&place, vendors::fetch_wheels),
         Component::ImageBase => into_place(&parent(&place)?, |dir| {
@@ -348,6 +355,23 @@ fn make_python(dir: &Path) -> anyhow::Result<()> {
         "import grpc, grpc_tools.protoc, google.protobuf, sushy_tools",
     ]))
     .map(drop)
+}
+
+/// Makes the archive of a small Debian, without what only people read.
+fn make_debian_root(dir: &Path) -> anyhow::Result<()> {
+    if find_program("mmdebstrap").is_none() {
+        install_package("mmdebstrap")?;
+    }
+    println!("installing a small Debian (about a minute, once)");
+    let [release, packages] = DEBIAN_ROOT;
+    let mut mmdebstrap = Command::new("mmdebstrap");
+    mmdebstrap
+        .args(["--quiet", "--variant=essential"])
+        .arg(format!("--include={packages}"))
+        .arg("--customize-hook=cd \"$1\"/usr/share && rm -r doc/* locale/* man/*")
+        .arg(release)
+        .arg(dir.join("root.tar"));
+    shell::output(&mut mmdebstrap).map(drop)
 }
 
 /// Installs a component from Debian packages.

@@ -64,6 +64,8 @@ mod outage;
 mod output;
 #[path = "e2e/own_certificate.rs"]
 mod own_certificate;
+#[path = "e2e/packages.rs"]
+mod packages;
 #[path = "e2e/places.rs"]
 mod places;
 #[path = "e2e/player.rs"]

@@ -1,7 +1,6 @@
 //! A real reboot: a guest in qemu is the machine of a node, and reboots because of a fault. The
 //! test plays its kubelet, and reports its boot id.
 
-use std::io::Write as _;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -34,6 +33,42 @@ while read -r line; do
 done
 ";
 
+/// Packs a directory into the archive that a kernel unpacks as its root.
+pub(crate) fn pack(root: &Path, image: &Path) -> anyhow::Result<()> {
+    let mut packing = std::process::Command::new("sh");
+    let packed = packing
+        .args(["-c", "find . | busybox cpio -o -H newc"])
+        .current_dir(root)
+        .stdout(std::fs::File::create(image)?)
+        .stderr(Stdio::null())
+        .status()?;
+    anyhow::ensure!(packed.success(), "busybox cpio: {packed}");
+    Ok(())
+}
+
+/// Returns the command of a machine with the console on standard input and output. The command ends
+/// with the machine's power, and on drop.
+pub(crate) fn machine(qemu: &Path, image: &Path, megabytes: &str) -> Command {
+    let mut machine = Command::new(qemu);
+    machine
+        .args(["-machine", "pc,accel=tcg", "-m", megabytes])
+        .args(["-nodefaults", "-no-user-config", "-display", "none"])
+        .args(["-serial", "stdio"])
+        .args([
+            "-append",
+            "console=ttyS0 quiet panic=-1 systemd.show_status=false",
+        ])
+        .arg("-kernel")
+        .arg(guest_kernel().unwrap_or_default())
+        .arg("-initrd")
+        .arg(image)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
+    machine
+}
+
 /// A running machine, and its console.
 struct Guest {
     console: Mutex<ChildStdin>,
@@ -54,42 +89,8 @@ impl Guest {
         let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&init, executable)?;
         let image = directory.join("initramfs");
-        let mut packing = std::process::Command::new(&busybox)
-            .args(["cpio", "-o", "-H", "newc"])
-            .current_dir(&root)
-            .stdin(Stdio::piped())
-            .stdout(std::fs::File::create(&image)?)
-            .stderr(Stdio::null())
-            .spawn()?;
-        let names = packing.stdin.take();
-        names.unwrap().write_all(b".\nbin\nbin/busybox\ninit\n")?;
-        assert!(packing.wait()?.success());
-        let mut machine = Command::new(qemu)
-            .args([
-                "-machine",
-                "pc,accel=tcg",
-                "-m",
-                "256",
-                "-nodefaults",
-                "-no-user-config",
-            ])
-            .args([
-                "-display",
-                "none",
-                "-serial",
-                "stdio",
-                "-append",
-                "console=ttyS0 quiet panic=-1",
-            ])
-            .arg("-kernel")
-            .arg(guest_kernel().unwrap_or_default())
-            .arg("-initrd")
-            .arg(&image)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()?;
+        pack(&root, &image)?;
+        let mut machine = machine(qemu, &image, "256").stdin(Stdio::piped()).spawn()?;
         let console = Mutex::new(machine.stdin.take().unwrap());
         let mut lines = BufReader::new(machine.stdout.take().unwrap()).lines();
         let (said, boots) = watch::channel(Vec::new());
