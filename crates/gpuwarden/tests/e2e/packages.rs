@@ -229,15 +229,45 @@ impl Root {
         files(self.directory.path(), false)
     }
 
-    /// Runs a program of this Debian, which has a `/proc` and no systemd that runs.
-    fn run<const N: usize>(&self, words: [&str; N]) -> anyhow::Result<String> {
+    /// Returns a command that gives this Debian a `/proc`, and runs the program of its arguments.
+    fn with_proc(&self) -> Command {
         let mut proc = std::ffi::OsString::from("--mount-proc=");
         proc.push(self.path("proc"));
         let mut command = Command::new("unshare");
         command.args(["--mount", "--pid", "--fork"]).arg(proc);
         // systemctl does not recognise the chroot, because process 1 is in it too.
         command.env("SYSTEMD_OFFLINE", "1");
+        command
+    }
+
+    /// Runs a program of this Debian, where no systemd runs.
+    fn run<const N: usize>(&self, words: [&str; N]) -> anyhow::Result<String> {
+        let mut command = self.with_proc();
         run(command.arg("chroot").arg(self.directory.path()).args(words))
+    }
+
+    /// Runs commands of the page, in `/tmp`. Services are enabled and disabled only, because none
+    /// runs here.
+    fn follow<'a>(&self, commands: impl Iterator<Item = &'a str>) -> anyhow::Result<String> {
+        let lines: Vec<&str> = commands.collect();
+        let script = lines.join("\n").replace(" --now", "");
+        self.run(["sh", "-exc", &format!("cd /tmp\n{script}")])
+    }
+
+    /// Checks that the next boot starts gpuwarden.service, and not the agent's.
+    #[track_caller]
+    fn starts_only_the_first_service(&self) {
+        let is_enabled = |link: &str| fs::symlink_metadata(self.path(link)).is_ok();
+        assert!(is_enabled(ENABLED));
+        assert!(!is_enabled(&ENABLED.replace(".service", "-agent.service")));
+    }
+
+    /// Returns how the files differ from those before, without directories: packages of RPM and
+    /// archives leave those that others may use.
+    fn left(&self, before: &BTreeMap<String, File>) -> anyhow::Result<Vec<String>> {
+        let mut left = difference(before, &self.files()?);
+        left.retain(|line| !line.contains("content: \"\""));
+        Ok(left)
     }
 
     fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
@@ -308,9 +338,7 @@ fn an_upgrade_keeps_the_configuration_and_a_purge_leaves_nothing() -> anyhow::Re
         root.run(["gpuwarden", "--version"])?
             .starts_with("gpuwarden ")
     );
-    assert!(fs::symlink_metadata(root.path(ENABLED)).is_ok());
-    let agent = ENABLED.replace(".service", "-agent.service");
-    assert!(fs::symlink_metadata(root.path(&agent)).is_err());
+    root.starts_only_the_first_service();
 
     let units = ["gpuwarden.service", "gpuwarden-agent.service"];
     for unit in units {
@@ -349,17 +377,13 @@ fn an_upgrade_keeps_the_configuration_and_a_purge_leaves_nothing() -> anyhow::Re
     Ok(())
 }
 
-/// Returns the commands for root in a section of the page. Services are enabled and disabled only,
-/// because none runs in a chroot.
-fn commands(heading: &str) -> String {
+/// Returns the commands for root in a section of the page.
+fn commands(heading: &str) -> impl Iterator<Item = &'static str> {
     let (_, section) = PAGE.split_once(heading).unwrap();
     let lines = section.lines().take_while(|line| !line.starts_with("## "));
-    let commands = lines.filter_map(|line| line.strip_prefix("# "));
-    let commands = commands.map(|command| command.replace(" --now", "") + "\n");
-    commands.collect()
+    lines.filter_map(|line| line.strip_prefix("# "))
 }
 
-/// The commands of the page, for machines without a package manager.
 #[test]
 fn the_archive_is_installed_and_removed_by_the_commands_of_the_page() -> anyhow::Result<()> {
     let (Some(root), Some(packages)) = (Root::new(), Packages::shared()) else {
@@ -369,15 +393,38 @@ fn the_archive_is_installed_and_removed_by_the_commands_of_the_page() -> anyhow:
     let name = archive.file_name().context("no name")?;
     fs::copy(&archive, root.path("tmp").join(name))?;
     let before = root.files()?;
-    let sh = |script: &str| root.run(["sh", "-exc", &format!("cd /tmp\n{script}")]);
-    sh(&commands("\n## Install\n"))?;
+    root.follow(commands("\n## Install\n"))?;
     assert!(root.path("usr/bin/gpuwarden").exists());
-    assert!(fs::symlink_metadata(root.path(ENABLED)).is_ok());
-    sh(&commands("\n## Remove\n"))?;
-    let left = difference(&before, &root.files()?);
-    // Directories stay, because others may have put files there.
-    let files = left.iter().filter(|line| !line.contains("content: \"\""));
-    assert_eq!(files.collect::<Vec<_>>(), [] as [&String; 0]);
+    root.starts_only_the_first_service();
+    root.follow(commands("\n## Remove\n"))?;
+    assert_eq!(root.left(&before)?, [] as [&str; 0]);
+    Ok(())
+}
+
+#[test]
+fn the_rpm_is_installed_and_removed_by_its_scripts() -> anyhow::Result<()> {
+    let (Some(_), Some(root), Some(packages)) = (
+        require(Component::PackageTools),
+        Root::new(),
+        Packages::shared(),
+    ) else {
+        return Ok(());
+    };
+    let rpm = |verb: &str, package: &Path| {
+        let mut command = root.with_proc();
+        command.arg("rpm").arg("--root").arg(root.directory.path());
+        // The packages that it depends on are Debian's.
+        command.args(["--dbpath", "/tmp/rpm", "--nodeps", verb]);
+        run(command.arg(package))
+    };
+    let before = root.files()?;
+    rpm("--install", &packages.with_ending(".rpm"))?;
+    root.run(["getent", "passwd", "gpuwarden"])?;
+    root.starts_only_the_first_service();
+    rpm("--erase", Path::new("gpuwarden"))?;
+    assert!(!root.path("usr/bin/gpuwarden").exists());
+    root.follow(commands("\n## Remove\n").skip(3))?;
+    assert_eq!(root.left(&before)?, [] as [&str; 0]);
     Ok(())
 }
 
