@@ -359,6 +359,9 @@ fn make_python(dir: &Path) -> anyhow::Result<()> {
 
 /// Makes the archive of a small Debian, without what only people read.
 fn make_debian_root(dir: &Path) -> anyhow::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("not root: {}", Component::DebianRoot.hint());
+    }
     if find_program("mmdebstrap").is_none() {
         install_package("mmdebstrap")?;
     }

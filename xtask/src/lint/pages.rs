@@ -20,8 +20,8 @@ const ROWS: &str = "docs/where.md";
 const MAX_ROW: usize = 300;
 
 /// Directories at the root, with which a path begins that is checked in every page.
-const TREES: [&str; 9] = [
-    "bench", "crates", "docs", "examples", "fakes", "fuzz", "proto", "testkit", "xtask",
+const TREES: [&str; 10] = [
+    "bench", "crates", "deploy", "docs", "examples", "fakes", "fuzz", "proto", "testkit", "xtask",
 ];
 
 /// Endings of the paths that are checked.

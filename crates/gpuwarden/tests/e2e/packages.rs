@@ -377,6 +377,22 @@ fn an_upgrade_keeps_the_configuration_and_a_purge_leaves_nothing() -> anyhow::Re
     Ok(())
 }
 
+/// The socket and the description of the GPUs of NVSentinel stay unchanged.
+#[test]
+fn files_of_another_program_survive_installation_and_purge() -> anyhow::Result<()> {
+    let (Some(root), Some(packages)) = (Root::new(), Packages::shared()) else {
+        return Ok(());
+    };
+    fs::copy(packages.with_ending(".deb"), root.path("tmp/gpuwarden.deb"))?;
+    root.write("run/nvsentinel.sock", "")?;
+    root.write("var/lib/nvsentinel/gpu_metadata.json", "{}")?;
+    let before = root.files()?;
+    root.run(["dpkg", "--install", "/tmp/gpuwarden.deb"])?;
+    root.run(["dpkg", "--purge", "gpuwarden"])?;
+    assert_eq!(difference(&before, &root.files()?), [] as [&str; 0]);
+    Ok(())
+}
+
 /// Returns the commands for root in a section of the page.
 fn commands(heading: &str) -> impl Iterator<Item = &'static str> {
     let (_, section) = PAGE.split_once(heading).unwrap();
