@@ -491,6 +491,7 @@ async fn a_machine_with_systemd_installs_runs_upgrades_and_purges_it() -> anyhow
     assert_eq!(step("enabled"), "enabled\ndisabled\nactive\ninactive");
     has("up", "observing");
     has("up", "kernel-log  following: auto: kmsg");
+    has("doctor", "0 problems");
     // CAP_SYSLOG alone.
     assert_eq!(step("privileges"), "gpuwarden\nCapEff:\t0000000400000000");
     has("kernel log", "SysLogsXIDError 79 on PCI 0000:3b:00");

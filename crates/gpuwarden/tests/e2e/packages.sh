@@ -47,6 +47,9 @@ step up
 await shows 'auto: kmsg'
 gpuwarden status
 
+step doctor
+gpuwarden doctor --config /etc/gpuwarden/gpuwarden.toml
+
 step privileges
 stat --format=%U "/proc/$(pid gpuwarden)"
 grep CapEff "/proc/$(pid gpuwarden)/status"
