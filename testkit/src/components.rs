@@ -26,6 +26,9 @@ pub const NFPM_VERSION: &str = "v2.45.0";
 /// Debian's release in [`Component::DebianRoot`], and its packages beside the essential ones.
 pub const DEBIAN_ROOT: [&str; 2] = ["bookworm", "libgcc-s1,passwd,systemd,systemd-sysv"];
 
+/// Modules of [`Component::GrafanaSchema`], with their versions.
+pub const NODE_MODULES: [&str; 2] = ["@grafana/schema@11.6.0", "typescript@5.8.3"];
+
 /// Programs of a control plane that every test with one needs.
 pub const ASSETS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
 
@@ -62,6 +65,12 @@ pub enum Component {
     PackageTools,
     /// Archive of a small Debian with systemd, to install packages in. Needs root, for `chroot`.
     DebianRoot,
+    /// Directory with Debian's `prometheus`, `promtool` and `prometheus-alertmanager` in `bin`,
+    /// and the templates that the latter reads from `/usr/share`. They are unpacked and not
+    /// installed, so that no service of theirs starts.
+    Prometheus,
+    /// Directory with the npm modules `@grafana/schema` and `typescript`, as `node_modules`.
+    GrafanaSchema,
     /// A Chromium browser, for tests of the page.
     Chromium,
     /// A Python interpreter with grpcio, grpcio-tools, protobuf and nvidia-ml-py.
@@ -244,6 +253,11 @@ impl Component {
                 let key = content_key(&dir, &["requirements.txt".into()], "venv")?;
                 tools.join(format!("python-{key}/bin/python"))
             }
+            Self::Prometheus => tools.join("prometheus-debian"),
+            Self::GrafanaSchema => {
+                let key = content_key(sources(), &[], &NODE_MODULES.join(" "))?;
+                tools.join(format!("grafana-schema-{key}"))
+            }
             Self::DriverLibraries | Self::VendorWheels => {
                 let name = self.list().unwrap_or_default();
                 let key = content_key(&sources().join("witnesses"), &[name.into()], "")?;
@@ -304,7 +318,7 @@ impl Component {
                 Ok(self.built_path()?.filter(|file| is_root && file.is_file()))
             }
             // The directory is renamed into place once it is complete.
-            Self::DriverLibraries | Self::VendorWheels => {
+            Self::DriverLibraries | Self::VendorWheels | Self::Prometheus | Self::GrafanaSchema => {
                 Ok(self.built_path()?.filter(|dir| dir.is_dir()))
             }
             Self::ImageBase => Ok(self.built_path()?.filter(|file| file.is_file())),
@@ -363,6 +377,8 @@ impl fmt::Display for Component {
             Self::PackageTools => f.write_str("lintian, rpm and cpio"),
             Self::DebianRoot => f.write_str("Debian with systemd"),
             Self::Chromium => f.write_str("chromium"),
+            Self::Prometheus => f.write_str("prometheus, alertmanager"),
+            Self::GrafanaSchema => f.write_str("types of Grafana"),
             Self::PythonGrpc => f.write_str("python with grpcio"),
             Self::DriverLibraries => f.write_str("NVML of several drivers"),
             Self::VendorWheels => f.write_str("CUDA, NCCL and headers"),

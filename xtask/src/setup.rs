@@ -21,6 +21,7 @@ use testkit::components::{
 
 use crate::{image::base, shell};
 
+mod packages;
 mod vendors;
 
 /// Programs in the multi-call binary.
@@ -104,6 +105,8 @@ fn components(versions: &[Version]) -> Vec<Component> {
         Component::PackageTools,
         Component::DebianRoot,
         Component::PythonGrpc,
+        Component::Prometheus,
+        Component::GrafanaSchema,
         Component::DriverLibraries,
         Component::VendorWheels,
         Component::Chromium,
@@ -208,6 +211,8 @@ fn install(component: Component) -> anyhow::Result<Outcome> {
         Component::ImageBase => into_place(&parent(&place)?, |dir| {
             base::make(&dir.join("base.tar")).context("make the base of the image")
         }),
+        Component::Prometheus => into_place(&place, packages::unpack_prometheus),
+        Component::GrafanaSchema => into_place(&place, packages::install_grafana_schema),
         // The layout is DIR/bin/python.
         _ => into_place(&parent(&parent(&place)?)?, make_python),
     };

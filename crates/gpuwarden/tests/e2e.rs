@@ -58,6 +58,8 @@ mod late;
 mod leader;
 #[path = "e2e/machines.rs"]
 mod machines;
+#[path = "e2e/monitoring.rs"]
+mod monitoring;
 #[path = "e2e/outage.rs"]
 mod outage;
 #[path = "e2e/output.rs"]
@@ -76,6 +78,8 @@ mod pods;
 mod policy;
 #[path = "e2e/policy_tools.rs"]
 mod policy_tools;
+#[path = "e2e/prometheus.rs"]
+mod prometheus;
 #[path = "e2e/quarantine.rs"]
 mod quarantine;
 #[path = "e2e/reboot.rs"]

@@ -27,7 +27,7 @@ use crate::gangs::apply;
 use crate::player::{note_end, play};
 use crate::support::{SOON, Scene};
 
-const CONFIG: &str = "image: registry.example/gpuwarden:1\n";
+pub(crate) const CONFIG: &str = "image: registry.example/gpuwarden:1\n";
 pub(crate) const NAMESPACE: &str = "gpuwarden-webhook-test";
 
 /// A `gpuwarden webhook` process, killed on drop.
@@ -119,11 +119,16 @@ impl Webhook {
     }
 
     async fn metrics(&self) -> anyhow::Result<String> {
+        testkit::get(&self.metrics_address()?, "/metrics").await
+    }
+
+    /// Returns the address of metrics, as `http://HOST:PORT`.
+    pub(crate) fn metrics_address(&self) -> anyhow::Result<String> {
         let log = self.log();
         let address = log
             .lines()
             .find_map(|line| line.strip_prefix("metrics      ")?.strip_suffix("/metrics"));
-        testkit::get(address.context("an address of metrics")?, "/metrics").await
+        Ok(address.context("an address of metrics")?.to_owned())
     }
 
     /// Waits until the readiness response of the webhook is `words`.
