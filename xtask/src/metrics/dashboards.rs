@@ -51,8 +51,8 @@ enum PanelKind {
     Numbers,
     /// Rows of now.
     Table,
-    /// Coloured cells over time, one row per series.
-    States,
+    /// Cells over time, one row per series, in these colours for 0 and for 1.
+    States([&'static str; 2]),
 }
 
 /// Returns the files of all dashboards. Fails if a query uses what does not exist.
@@ -214,7 +214,7 @@ impl Panel {
                 "table",
                 json!({"showHeader": true, "showTypeIcons": false, "frameIndex": 0}),
             ),
-            PanelKind::States => (
+            PanelKind::States(_) => (
                 "state-timeline",
                 json!({
                     "showValue": "never",
@@ -230,6 +230,14 @@ impl Panel {
                 }),
             ),
         };
+        let mut defaults = json!({"unit": self.unit});
+        if let PanelKind::States([zero, one]) = self.kind {
+            defaults["color"] = json!({"mode": "thresholds"});
+            defaults["thresholds"] = json!({
+                "mode": "absolute",
+                "steps": [{"color": zero, "value": null}, {"color": one, "value": 1}],
+            });
+        }
         json!({
             "id": id,
             "type": kind,
@@ -237,7 +245,7 @@ impl Panel {
             "datasource": data_source(),
             "gridPos": {"h": HEIGHT, "w": self.width, "x": x, "y": y},
             "targets": targets,
-            "fieldConfig": {"defaults": {"unit": self.unit}, "overrides": []},
+            "fieldConfig": {"defaults": defaults, "overrides": []},
             "options": options,
         })
     }

@@ -6,6 +6,11 @@ use super::{Dashboard, Panel, PanelKind};
 
 type Queries = &'static [(&'static str, &'static str)];
 
+/// Colours of 0 and 1, where 1 is good, where it is bad, and where it is neither.
+const GOOD: PanelKind = States(["red", "green"]);
+const BAD: PanelKind = States(["green", "red"]);
+const NEUTRAL: PanelKind = States(["blue", "green"]);
+
 const HALF: u32 = 12;
 const THIRD: u32 = 8;
 const WHOLE: u32 = 24;
@@ -89,7 +94,7 @@ const FLEET: &[Panel] = &[
     ),
     panel(
         "Nodes out of service",
-        States,
+        BAD,
         "short",
         HALF,
         &[(
@@ -218,7 +223,7 @@ const NODE: &[Panel] = &[
     ),
     panel(
         "Out of service",
-        States,
+        BAD,
         "short",
         HALF,
         &[(
@@ -228,7 +233,7 @@ const NODE: &[Panel] = &[
     ),
     panel(
         "Sources",
-        States,
+        GOOD,
         "short",
         HALF,
         &[(
@@ -555,7 +560,7 @@ const ITSELF: &[Panel] = &[
     ),
     panel(
         "Leader",
-        States,
+        NEUTRAL,
         "short",
         HALF,
         &[(
