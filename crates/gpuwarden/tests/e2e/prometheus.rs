@@ -89,6 +89,28 @@ async fn promtool_accepts_the_rules_and_each_alert_fires_and_stays_silent() -> a
     Ok(())
 }
 
+/// Commands of gpuwarden that the runbooks and the descriptions of alerts name.
+#[tokio::test]
+async fn the_commands_that_people_are_told_exist() -> anyhow::Result<()> {
+    let runbooks = std::fs::read_to_string(repository("docs/runbooks.md"))?;
+    let rules = std::fs::read_to_string(repository("deploy/alerts/gpuwarden.rules.yaml"))?;
+    let quoted = rules.split('\'').chain(runbooks.split('`'));
+    let quoted = quoted.filter(|it| it.starts_with("gpuwarden ") && !it.contains('\n'));
+    let shown = runbooks.lines().filter_map(|line| line.strip_prefix("$ "));
+    let shown = shown.filter(|it| it.starts_with("gpuwarden "));
+    let commands: BTreeSet<&str> = quoted.chain(shown).collect();
+    assert!(commands.len() > 10, "{commands:?}");
+    for command in commands {
+        let words = command.replace("{{ $labels.node }}", "NODE");
+        let mut run = tokio::process::Command::new(binary()?);
+        run.args(words.split_whitespace().skip(1)).arg("--help");
+        let output = run.output().await?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command}: {said}");
+    }
+    Ok(())
+}
+
 /// Type with the texts of the enumerations of another type in their place, as in JSON.
 const PLAIN: &str = "type Plain<T> = T extends string ? `${T}` : \
                      T extends object ? { [K in keyof T]: Plain<T[K]> } : T;\n";
