@@ -99,13 +99,15 @@ pub(crate) fn values_file(name: &str) -> String {
     format!("{}/values-{name}.yaml", chart())
 }
 
-/// Returns a control plane for a release, with a node that gets an agent.
+/// Returns a control plane for a release, with two nodes that get an agent.
 pub(crate) async fn plane(version: Version) -> anyhow::Result<Option<Private>> {
     let Some(plane) = ControlPlane::private(version, Options::default()).await? else {
         return Ok(None);
     };
-    let node = testkit::node("gpu-1").label("nvidia.com/gpu.present", "true");
-    node.create(&plane.client().await?).await?;
+    for name in ["gpu-1", "gpu-2"] {
+        let node = testkit::node(name).label("nvidia.com/gpu.present", "true");
+        node.create(&plane.client().await?).await?;
+    }
     Ok(Some(plane))
 }
 
@@ -133,7 +135,7 @@ async fn installs_upgrades_and_goes(version: Version) -> anyhow::Result<()> {
     let ready = ["-n", NAMESPACE, "get", "pods", "-o", "json"];
     let pods: Value = serde_json::from_str(&plane.kubectl(ready).await?)?;
     let pods = pods["items"].as_array().context("a list of pods")?;
-    assert_eq!(pods.len(), 2, "an agent and a controller: {pods:?}");
+    assert_eq!(pods.len(), 3, "two agents and a controller: {pods:?}");
 
     // Each step up, and back to the first one.
     helm.deploy(&["quarantine"], &[]).await?;

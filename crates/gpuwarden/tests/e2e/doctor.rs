@@ -421,6 +421,7 @@ async fn in_a_cluster_rights_and_nodes_are_looked_at_and_the_fixes_mend() -> any
             "it may not create, patch events in default",
             "it may not list, watch, create, patch configmaps in gw",
             "it may not list, watch configmaps in gw",
+            "it may not list, watch configmaps in gw",
             "it may not list, patch pods",
             "it may not list resourceslices",
         ]

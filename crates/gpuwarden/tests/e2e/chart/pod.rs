@@ -41,11 +41,13 @@ impl Pod {
                 .await
                 .map_err(|error| error.to_string())?;
             let list: Value = serde_json::from_str(&list).map_err(|error| error.to_string())?;
-            let pod = list["items"][0].clone();
-            match pod["spec"]["nodeName"].is_string() {
-                true => Ok(pod),
-                false => Err(pod.to_string()),
-            }
+            let mut pods = list["items"].as_array().into_iter().flatten();
+            // The agent is that of one node; a controller may be on any.
+            let pod = pods.find(|pod| {
+                let node = &pod["spec"]["nodeName"];
+                node == "gpu-1" || (part != "agent" && node.is_string())
+            });
+            pod.cloned().ok_or_else(|| list.to_string())
         });
         let pod = pod.await?;
         let text = |path: &str| pod.pointer(path).and_then(Value::as_str);

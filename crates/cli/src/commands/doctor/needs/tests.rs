@@ -199,11 +199,12 @@ fn each_mode_needs_what_it_does_and_no_more() {
     let nodes = "list, watch nodes";
     let act_on_nodes = "list, watch, patch nodes";
     let switches = "list, watch, create, patch configmaps in gw";
+    let pauses = "list, watch configmaps in gw";
     let table: [(Installation, &[&str]); 7] = [
         (run(|_| ()), &[nodes]),
         (
             run(|act| (act.quarantine, act.dry_run) = (Some(true), Some(true))),
-            &[nodes, "list, watch configmaps in gw"],
+            &[nodes, pauses, pauses],
         ),
         (
             run(|act| act.quarantine = Some(true)),
@@ -212,6 +213,7 @@ fn each_mode_needs_what_it_does_and_no_more() {
                 "patch nodes/status",
                 "create, patch events in default",
                 switches,
+                pauses,
             ],
         ),
         (
@@ -220,7 +222,12 @@ fn each_mode_needs_what_it_does_and_no_more() {
                 (act.node_conditions, act.node_events) = (Some(false), Some(false));
                 act.policy = Some("configmap:p/q".into());
             }),
-            &[act_on_nodes, switches, "list, watch configmaps in p"],
+            &[
+                act_on_nodes,
+                switches,
+                pauses,
+                "list, watch configmaps in p",
+            ],
         ),
         (controller(act(|_| ())), &[nodes, "create tokenreviews"]),
         (
@@ -240,6 +247,7 @@ fn each_mode_needs_what_it_does_and_no_more() {
             &[
                 act_on_nodes,
                 switches,
+                pauses,
                 "get, create, patch leases in gw",
                 "list, patch pods",
                 "list resourceslices",
@@ -302,12 +310,9 @@ fn a_right_is_asked_for_by_the_names_that_are_used() {
         asked,
         [
             ("list", "circuit-breaker"),
-            ("list", "gpuwarden"),
             ("watch", "circuit-breaker"),
-            ("watch", "gpuwarden"),
             ("create", "any"),
             ("patch", "circuit-breaker"),
-            ("patch", "gpuwarden"),
         ]
     );
 }
