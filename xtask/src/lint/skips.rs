@@ -20,11 +20,12 @@ use super::{
 /// call one of them, or [`REPORT_METHODS`], count as well.
 const REPORT: [&str; 2] = ["skip", "require"];
 
-/// Methods of the test kit that report the skip, by type and name.
-const REPORT_METHODS: [[&str; 2]; 3] = [
+/// Methods of the test kit, and of tests that share them, that report the skip, by type and name.
+const REPORT_METHODS: [[&str; 2]; 4] = [
     ["ControlPlane", "shared"],
     ["ControlPlane", "private"],
     ["KernelLog", "lock"],
+    ["Helm", "of"],
 ];
 
 pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {

@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 use super::Group;
 use super::expression::{Registry, Uses};
 
-const RULES: &str = "deploy/alerts/gpuwarden.rules.yaml";
-const TESTS: &str = "deploy/alerts/gpuwarden.test.yaml";
+const RULES: &str = "deploy/helm/gpuwarden/files/alerts/gpuwarden.rules.yaml";
+const TESTS: &str = "deploy/helm/gpuwarden/files/alerts/gpuwarden.test.yaml";
 const RUNBOOKS: &str = "docs/runbooks.md";
 /// Alert about metrics that other alerts need and that are missing.
 const GUARD: &str = "GpuwardenMetricMissing";

@@ -12,7 +12,7 @@ use super::Group;
 use super::expression::{Registry, Uses};
 
 /// Directory of the dashboards.
-const DIRECTORY: &str = "deploy/dashboards";
+const DIRECTORY: &str = "deploy/helm/gpuwarden/files/dashboards";
 /// Version of Grafana's dashboard format, that of Grafana 11.
 const SCHEMA: u32 = 39;
 /// Width of Grafana's grid.

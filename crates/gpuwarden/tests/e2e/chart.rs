@@ -11,7 +11,7 @@ mod pod;
 mod values;
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
@@ -129,9 +129,7 @@ async fn installs_upgrades_and_goes(version: Version) -> anyhow::Result<()> {
     let Some(helm) = Helm::of(Some(&plane)) else {
         return Ok(());
     };
-    let start = Instant::now();
     helm.deploy(&[], &[]).await?;
-    println!("helm install to ready: {:.1?}", start.elapsed());
     let ready = ["-n", NAMESPACE, "get", "pods", "-o", "json"];
     let pods: Value = serde_json::from_str(&plane.kubectl(ready).await?)?;
     let pods = pods["items"].as_array().context("a list of pods")?;
@@ -170,6 +168,77 @@ async fn helm_installs_it_climbs_the_ladder_and_takes_it_away() -> anyhow::Resul
 #[tokio::test]
 async fn helm_installs_it_on_an_older_kubernetes() -> anyhow::Result<()> {
     installs_upgrades_and_goes(Version::V1_35).await
+}
+
+#[tokio::test]
+async fn the_way_to_the_gpus_follows_the_cluster_and_a_missing_class_is_reported()
+-> anyhow::Result<()> {
+    let Some(plane) = plane(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let Some(helm) = Helm::of(Some(&plane)) else {
+        return Ok(());
+    };
+    let chart = chart();
+    let upgrade = ["upgrade", "--install", "gpuwarden", &chart, "-n", NAMESPACE];
+    let upgrade: Vec<&str> = upgrade.into_iter().chain(["--create-namespace"]).collect();
+    let agent = || async {
+        let get = [
+            "-n",
+            NAMESPACE,
+            "get",
+            "daemonset",
+            "gpuwarden-agent",
+            "-o",
+            "json",
+        ];
+        let agent: Value = serde_json::from_str(&plane.kubectl(get).await?)?;
+        anyhow::Ok(agent["spec"]["template"]["spec"].clone())
+    };
+    let notes = helm.run(&upgrade).await?;
+    let missing = "WARNING: the cluster has no RuntimeClass nvidia and no DeviceClass";
+    assert!(notes.contains(missing), "{notes}");
+    let pod = agent().await?;
+    assert_eq!(
+        (&pod["runtimeClassName"], &pod["resourceClaims"]),
+        (&Value::Null, &Value::Null)
+    );
+
+    let devices = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\n\
+                   metadata: {name: gpu.nvidia.com}\nspec: {}\n";
+    crate::gangs::apply(&plane, devices).await?;
+    let notes = helm.run(&upgrade).await?;
+    assert!(
+        notes.contains("their claim needs a label of the namespace"),
+        "{notes}"
+    );
+    let label = "resource.kubernetes.io/admin-access=true";
+    plane
+        .kubectl(["label", "namespace", NAMESPACE, label])
+        .await?;
+    let notes = helm.run(&upgrade).await?;
+    assert!(!notes.contains("WARNING"), "{notes}");
+    let pod = agent().await?;
+    assert_eq!(
+        pod["resourceClaims"][0]["resourceClaimTemplateName"],
+        "gpuwarden-agent"
+    );
+
+    let class = "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\n\
+                 metadata: {name: nvidia}\nhandler: nvidia\n";
+    crate::gangs::apply(&plane, class).await?;
+    helm.run(&upgrade).await?;
+    let pod = agent().await?;
+    assert_eq!(pod["runtimeClassName"], "nvidia");
+    let other = [
+        &upgrade[..],
+        &["--set", "gpuAccess=runtimeClass,runtimeClassName=other"],
+    ]
+    .concat();
+    let notes = helm.run(&other).await?;
+    let missing = "WARNING: the cluster has no RuntimeClass other, so no agent can start";
+    assert!(notes.contains(missing), "{notes}");
+    Ok(())
 }
 
 /// Creates the pod of a workload's template in a namespace with this level of Pod Security.

@@ -15,8 +15,8 @@ use crate::webhook::{
 };
 
 const ACCOUNT: &str = "gpuwarden-webhook";
-/// Permissions that this story does not use, in the order of a comparison: other tests use them as
-/// an administrator, or the control plane has no such kind.
+/// Permissions that this story does not use: other tests use them as an administrator, or the control
+/// plane has no such kind.
 const UNUSED: [&str; 13] = [
     "delete configmaps",
     "get configmaps",

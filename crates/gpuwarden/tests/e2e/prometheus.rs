@@ -76,7 +76,7 @@ async fn promtool_accepts_the_rules_and_each_alert_fires_and_stays_silent() -> a
     for (check, file) in [("check", "rules.yaml"), ("test", "test.yaml")] {
         let output = tokio::process::Command::new(programs.join("bin/promtool"))
             .args([check, "rules"])
-            .arg(repository("deploy/alerts").join(format!("gpuwarden.{file}")))
+            .arg(repository("deploy/helm/gpuwarden/files/alerts").join(format!("gpuwarden.{file}")))
             .output()
             .await?;
         let said = [output.stdout, output.stderr].concat();
@@ -93,7 +93,9 @@ async fn promtool_accepts_the_rules_and_each_alert_fires_and_stays_silent() -> a
 #[tokio::test]
 async fn the_commands_that_people_are_told_exist() -> anyhow::Result<()> {
     let runbooks = std::fs::read_to_string(repository("docs/runbooks.md"))?;
-    let rules = std::fs::read_to_string(repository("deploy/alerts/gpuwarden.rules.yaml"))?;
+    let rules = std::fs::read_to_string(repository(
+        "deploy/helm/gpuwarden/files/alerts/gpuwarden.rules.yaml",
+    ))?;
     let quoted = rules.split('\'').chain(runbooks.split('`'));
     let quoted = quoted.filter(|it| it.starts_with("gpuwarden ") && !it.contains('\n'));
     let shown = runbooks.lines().filter_map(|line| line.strip_prefix("$ "));
@@ -129,7 +131,7 @@ async fn the_dashboards_have_the_types_of_grafana() -> anyhow::Result<()> {
         .args(["--noEmit", "--strict", "--skipLibCheck"])
         .args(["--module", "nodenext", "--moduleResolution", "nodenext"])
         .current_dir(dir.path());
-    for file in std::fs::read_dir(repository("deploy/dashboards"))? {
+    for file in std::fs::read_dir(repository("deploy/helm/gpuwarden/files/dashboards"))? {
         let path = file?.path();
         let name = path.with_extension("ts");
         let name = name.file_name().unwrap_or_default();
@@ -150,7 +152,9 @@ async fn the_dashboards_have_the_types_of_grafana() -> anyhow::Result<()> {
 
 /// Returns the rules, without the group of preflight checks unless a webhook runs.
 fn rules(webhook: bool) -> anyhow::Result<String> {
-    let rules = std::fs::read_to_string(repository("deploy/alerts/gpuwarden.rules.yaml"))?;
+    let rules = std::fs::read_to_string(repository(
+        "deploy/helm/gpuwarden/files/alerts/gpuwarden.rules.yaml",
+    ))?;
     let preflight = rules.find("  # Needed only with preflight").unwrap();
     let end = if webhook { rules.len() } else { preflight };
     Ok(rules[..end].to_owned())
@@ -562,7 +566,9 @@ async fn agent_controller_and_webhook_lack_no_metric_and_are_missed() -> anyhow:
 /// otherwise.
 async fn every_panel_answers(monitoring: &Monitoring) -> anyhow::Result<()> {
     let mut found: BTreeMap<(String, String), usize> = BTreeMap::new();
-    for (dashboard, panel, query) in dashboards(&repository("deploy/dashboards"))? {
+    for (dashboard, panel, query) in
+        dashboards(&repository("deploy/helm/gpuwarden/files/dashboards"))?
+    {
         *found.entry((dashboard, panel)).or_default() += monitoring.query(&query).await?;
     }
     let without = found.iter().filter(|(_, series)| **series == 0);

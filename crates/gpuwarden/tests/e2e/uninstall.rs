@@ -20,7 +20,7 @@ use crate::webhook::{NAMESPACE as WEBHOOK_NAMESPACE, Webhook};
 
 const CRDS: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../../examples/kubernetes/crds"
+    "/../../deploy/helm/gpuwarden/crds"
 );
 
 /// A policy that taints a single faulty GPU, and takes the node out for other faults.
@@ -542,6 +542,7 @@ async fn a_second_run_finishes_what_was_killed_or_not_permitted() -> anyhow::Res
     let crds = [
         "externalremediationrequests.nvsentinel.dgxc.nvidia.com",
         "gpuresets.janitor.dgxc.nvidia.com",
+        "preflightconfigs.preflight.nvsentinel.nvidia.com",
         "rebootnodes.janitor.dgxc.nvidia.com",
         "terminatenodes.janitor.dgxc.nvidia.com",
         "validationrequests.nvsentinel.nvidia.com",
@@ -554,8 +555,9 @@ async fn a_second_run_finishes_what_was_killed_or_not_permitted() -> anyhow::Res
         "janitor.dgxc.nvidia.com",
         "nvsentinel.dgxc.nvidia.com",
         "nvsentinel.nvidia.com",
+        "preflight.nvsentinel.nvidia.com",
     ];
-    let versions = ["v1alpha1", "v1", "v1alpha1"];
+    let versions = ["v1alpha1", "v1", "v1alpha1", "v1alpha1"];
     let services = versions.iter().zip(services).map(|(version, group)| {
         format!("/apis/apiregistration.k8s.io/v1/apiservices /{version}.{group} is gone")
     });

@@ -1,5 +1,5 @@
 //! The product as a pod of the chart would run it: the arguments, environment and files of a pod
-//! that the cluster has, and the token of its ServiceAccount, in a mount namespace.
+//! that the cluster has, and the token of its `ServiceAccount`, in a mount namespace.
 
 use std::path::{Path, PathBuf};
 

@@ -176,6 +176,14 @@ async fn the_values_of_the_adr_and_of_the_configuration_document_deploy_the_webh
         assert_eq!(config["webhook"]["failurePolicy"], "Ignore");
         assert_eq!(config["image"], "gpuwarden-checks:0.1.0");
     }
+    let with = "global.preflight.enabled=true,preflight.networkPolicy.namespaces[0]=train";
+    let rendered = helm.template(&["--set", with]).await?;
+    let policy = object(&rendered, "NetworkPolicy", "gpuwarden-checks").unwrap();
+    assert_eq!(policy["metadata"]["namespace"], "train");
+    let engine = &policy["spec"]["egress"][0];
+    assert_eq!(engine["ports"][0]["port"], 5555);
+    let label = &engine["to"][0]["namespaceSelector"]["matchLabels"];
+    assert_eq!(label["kubernetes.io/metadata.name"], "gpu-operator");
     let provider = "global.preflight.enabled=true,preflight.webhook.certProvider=";
     for (issuer, annotation) in [
         ("cert-manager", "cert-manager.io/inject-ca-from"),
