@@ -180,11 +180,55 @@ projected:
 
 {{/* Environment of the audit log. */}}
 {{- define "gpuwarden.auditEnv" -}}
-{{- if .Values.auditLog.enabled }}
-env:
-  - {name: AUDIT_ENABLED, value: "true"}
-  - name: POD_NAME
-    valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- {name: AUDIT_ENABLED, value: "true"}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- end }}
+
+{{/* Environment of the controller: one variable for each flag that the values set. */}}
+{{- define "gpuwarden.controllerEnv" -}}
+{{- $own := .Release.Namespace }}
+{{- $set := dict "NAMESPACE" $own "AGENTS" (printf "%s/gpuwarden-agent" $own) "LISTEN" "0.0.0.0:2112" "DATA_DIR" "/var/lib/gpuwarden" }}
+{{- $monitors := .Values.controller.centralMonitors }}
+{{- if include "gpuwarden.preflight" . }}
+{{- $monitors = append $monitors (printf "%s/gpuwarden-webhook" $own) }}
+{{- end }}
+{{- $_ := merge $set (dict "CENTRAL_MONITORS" (join "," $monitors) "RETENTION" .Values.controller.retention "STORE_SIZE" .Values.controller.storeSize) }}
+{{- $_ := merge $set (dict "GPU_NODE_LABEL" .Values.gpuNodeLabel "LOG" .Values.logLevel "LOG_FORMAT" .Values.logFormat) }}
+{{- $_ := set $set "LEADER_ELECT" (include "gpuwarden.elects" . | default "false") }}
+{{- if ne .Values.certProvider "own" }}
+{{- $_ := merge $set (dict "GRPC_TLS_CERT" "/etc/gpuwarden/tls/tls.crt" "GRPC_TLS_KEY" "/etc/gpuwarden/tls/tls.key") }}
+{{- end }}
+{{- if .Values.quarantine.enabled }}
+{{- $_ := merge $set (dict "QUARANTINE" "true" "DRY_RUN" (toString .Values.quarantine.dryRun)) }}
+{{- with .Values.reports }}
+{{- $_ := merge $set (dict "NODE_CONDITIONS" (toString .conditions) "GPU_HEALTHY" (toString .gpuHealthy) "NODE_EVENTS" (toString .events) "NODE_EVENT_TYPE" .eventType) }}
+{{- end }}
+{{- else }}
+{{- $_ := set $set "OBSERVE" "true" }}
+{{- end }}
+{{- if .Values.policy.config }}
+{{- $_ := set $set "POLICY" "/etc/gpuwarden/policy/policy.toml" }}
+{{- else if .Values.policy.preset }}
+{{- $_ := set $set "POLICY" (printf "preset:%s" .Values.policy.preset) }}
+{{- end }}
+{{- $files := "/etc/gpuwarden/config" }}
+{{- if .Values.drain.enabled }}
+{{- $_ := merge $set (dict "DRAIN" "true" "DRAIN_CONFIG" (ternary (print $files "/drain.toml") "" (not (empty .Values.drain.config)))) }}
+{{- end }}
+{{- if .Values.remediation.enabled }}
+{{- $_ := merge $set (dict "REMEDIATE" "true" "REMEDIATE_CONFIG" (ternary (print $files "/remediation.toml") "" (not (empty .Values.remediation.config)))) }}
+{{- end }}
+{{- if .Values.janitor.enabled }}
+{{- $_ := merge $set (dict "JANITOR" "true" "JANITOR_CONFIG" (print $files "/janitor.yaml") "JANITOR_TTL" .Values.janitor.ttl) }}
+{{- if .Values.validation.enabled }}
+{{- $_ := set $set "VALIDATION_CONFIG" (print $files "/validation.yaml") }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := $set }}
+{{- if $value }}
+- {name: GPUWARDEN_{{ $name }}, value: {{ $value | quote }}}
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -154,10 +154,9 @@ impl Pod {
             if SET_BY_TEST.iter().any(|name| arg.starts_with(name)) {
                 continue;
             }
-            let placed = arg.split_once("=/").and_then(|(flag, path)| {
-                let place = self.place(&format!("/{path}"))?;
-                Some(format!("{flag}={}", place.display()))
-            });
+            let placed = arg
+                .split_once('=')
+                .and_then(|(flag, value)| Some(format!("{flag}={}", self.place(value)?.display())));
             launch = launch.arg(placed.as_deref().unwrap_or(arg));
         }
         for variable in self.container["env"].as_array().into_iter().flatten() {
@@ -169,7 +168,8 @@ impl Pod {
                 Value::String(value) => value,
                 _ => "gpu-1",
             };
-            launch = launch.env(name, value);
+            let place = self.place(value).map(|place| place.display().to_string());
+            launch = launch.env(name, place.as_deref().unwrap_or(value));
         }
         let server = plane.server().trim_start_matches("https://");
         let (host, port) = server
