@@ -30,7 +30,7 @@ struct Log {
 pub struct RotatedFile {
     /// Path of the file.
     pub path: PathBuf,
-    /// Size at which the file is rotated (bytes).
+    /// Largest size of the file (bytes); a full one is rotated.
     pub max_bytes: u64,
     /// Number of older files that are kept.
     pub backups: u32,

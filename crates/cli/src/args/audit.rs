@@ -19,7 +19,7 @@ group! {
         /// command [default: /var/log/nvsentinel].
         #[arg(long, env = "AUDIT_LOG_BASE_PATH", value_name = "DIRECTORY")]
         pub audit_log_base_path: Option<PathBuf>,
-        /// Size at which the file is rotated, in MB [default: 100].
+        /// Largest size of the file, in MB; a full one is rotated [default: 100].
         #[arg(long, env = "AUDIT_LOG_MAX_SIZE_MB", value_name = "NUMBER")]
         pub audit_log_max_size_mb: Option<u32>,
         /// Number of older files that are kept [default: 7].

@@ -152,7 +152,8 @@ impl Fleet {
     }
 }
 
-const RULES: &str = r#"
+/// Rule set that takes nodes with fatal faults out of service.
+pub(crate) const RULES: &str = r#"
 [[rule-sets]]
 name = "fatal"
 cordon = { shouldCordon = true }

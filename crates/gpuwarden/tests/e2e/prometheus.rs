@@ -14,6 +14,7 @@ use testkit::{
     Authority, Component, ControlPlane, Launch, Options, Private, Product, Purpose, Version, binary,
 };
 
+use crate::brake;
 use crate::monitoring::{Monitoring, dashboards, repository};
 use crate::support::{SOON, event, own_port, recovery, send_to, xid};
 use crate::webhook::{self, Webhook};
@@ -23,19 +24,8 @@ const NAMESPACE: &str = "warden";
 const JOBS: &str = "jobs";
 /// GPU nodes of the cluster.
 const NODES: usize = 5;
-/// Policy without budgets, whose circuit breaker trips on the third of five nodes.
-const POLICY: &str = r#"
-[circuitBreaker]
-percentage = 40
-duration = "10m"
-
-[[rule-sets]]
-name = "fatal"
-cordon = { shouldCordon = true }
-[[rule-sets.match.all]]
-kind = "HealthEvent"
-expression = "event.isFatal"
-"#;
+/// Circuit breaker that trips on the third of five nodes, in a policy without budgets.
+const BREAKER: &str = "[circuitBreaker]\npercentage = 40\nduration = \"10m\"\n";
 /// Drain that waits for pods in [`JOBS`] until they have ended.
 const DRAIN: &str = "[[userNamespaces]]\nname = \"jobs\"\nmode = \"AllowCompletion\"\n";
 /// Healthy driver of the observing product.
@@ -192,7 +182,7 @@ impl Story {
         job.create(&client).await?;
         let files = tempfile::tempdir()?;
         let (policy, drain) = (files.path().join("policy"), files.path().join("drain"));
-        std::fs::write(&policy, POLICY)?;
+        std::fs::write(&policy, format!("{BREAKER}{}", brake::RULES))?;
         std::fs::write(&drain, DRAIN)?;
         let acting = Launch::new()?
             .node_name("n0")
@@ -373,7 +363,7 @@ async fn the_right_alerts_fire_and_every_panel_has_its_data() -> anyhow::Result<
     let policy = story.files.path().join("policy");
     std::fs::write(&policy, "[[rule-set]]\n")?;
     story.fire(&["GpuwardenPolicyRejected rejected"]).await?;
-    std::fs::write(&policy, POLICY)?;
+    std::fs::write(&policy, format!("{BREAKER}{}", brake::RULES))?;
     story.fire(&[]).await?;
     assert!(story.send([event("", "0")]).await.is_err());
     story.fire(&["GpuwardenEventsRefused invalid"]).await?;

@@ -14,6 +14,7 @@ use testkit::{ControlPlane, Launch, Private, Product, Version, wait_for};
 
 use super::pod::Pod;
 use super::{Helm, NAMESPACE, plane};
+use crate::brake;
 use crate::machines;
 use crate::pods::Pods;
 use crate::support::{SOON, event, recovery, send_to, shape, xid};
@@ -428,23 +429,18 @@ async fn observing_takes_and_uses_the_permissions_to_see() -> anyhow::Result<()>
     check(&release.plane, "gpuwarden-controller", &[]).await
 }
 
-/// Policy with a circuit breaker, whose `ConfigMap` gpuwarden writes.
-const POLICY: &str = r#"
-[circuitBreaker]
-percentage = 50
-duration = "10m"
-[[rule-sets]]
-name = "fatal"
-cordon = { shouldCordon = true }
-[[rule-sets.match.all]]
-kind = "HealthEvent"
-expression = "event.isFatal"
-"#;
+/// Returns a policy with a circuit breaker, whose `ConfigMap` gpuwarden writes.
+fn policy() -> String {
+    format!(
+        "[circuitBreaker]\npercentage = 50\nduration = \"10m\"\n{}",
+        brake::RULES
+    )
+}
 
 #[tokio::test]
 async fn quarantine_takes_and_uses_its_permissions_and_one_less_is_noticed() -> anyhow::Result<()> {
     let policy = tempfile::NamedTempFile::new()?;
-    std::fs::write(policy.path(), POLICY)?;
+    std::fs::write(policy.path(), self::policy())?;
     let policy = format!("policy.config={}", policy.path().display());
     let more = [
         "--set",
@@ -535,7 +531,7 @@ async fn repair_takes_and_uses_its_permissions() -> anyhow::Result<()> {
         .split_once("[validation]")
         .context("a validation")?;
     let files = [
-        write("policy.config", POLICY)?,
+        write("policy.config", &policy())?,
         write("drain.config", modes)?,
         write("remediation.config", remediation)?,
     ];
