@@ -8,14 +8,14 @@ use std::{
 };
 
 use k8s_openapi::{
-    api::core::v1::{Container, Node, NodeSpec, Pod, PodSpec, Taint},
+    api::core::v1::{Container, Node, NodeSpec, NodeStatus, Pod, PodSpec, Taint},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{
     Api, Client,
     api::{Patch, PatchParams, PostParams},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::wait::wait_for;
 
@@ -158,9 +158,11 @@ impl NodeBuilder {
     pub async fn create(self, client: &Client) -> anyhow::Result<Node> {
         let nodes: Api<Node> = Api::all(client.clone());
         let name = self.node.metadata.name.clone().unwrap_or_default();
-        nodes.create(&PostParams::default(), &self.node).await?;
-        let (how, status) = (PatchParams::default(), Patch::Strategic(ready_status()));
-        nodes.patch_status(&name, &how, &status).await?;
+        // Ready from the start: kwok gives a node that is not ready a status of its own, which would
+        // overwrite what the test sets later.
+        let mut node = self.node.clone();
+        node.status = Some(ready_status()?);
+        nodes.create(&PostParams::default(), &node).await?;
         // A new node has a taint. The controller manager would remove it, but may not be
         // running.
         let taints = self
@@ -169,7 +171,7 @@ impl NodeBuilder {
             .as_ref()
             .and_then(|spec| spec.taints.as_ref());
         let patch = Patch::Merge(json!({"spec": {"taints": taints}}));
-        nodes.patch(&name, &how, &patch).await?;
+        nodes.patch(&name, &PatchParams::default(), &patch).await?;
         let what = format!("node {name} in service");
         wait_for(&what, Duration::from_secs(30), || async {
             let node = nodes.get(&name).await.map_err(|error| error.to_string())?;
@@ -187,13 +189,13 @@ impl NodeBuilder {
     }
 }
 
-/// Returns the status of a healthy node with 8 GPUs, as a patch.
-fn ready_status() -> Value {
+/// Returns the status of a healthy node with 8 GPUs.
+fn ready_status() -> anyhow::Result<NodeStatus> {
     let now = k8s_openapi::jiff::Timestamp::now()
         .strftime("%Y-%m-%dT%H:%M:%SZ")
         .to_string();
     let resources = json!({"cpu": "128", "memory": "1Ti", "pods": "250", "nvidia.com/gpu": "8"});
-    json!({"status": {
+    Ok(serde_json::from_value(json!({
         "capacity": resources,
         "allocatable": resources,
         "conditions": [{
@@ -204,7 +206,7 @@ fn ready_status() -> Value {
             "lastHeartbeatTime": now,
             "lastTransitionTime": now,
         }],
-    }})
+    }))?)
 }
 
 // === impl PodBuilder ===

@@ -80,17 +80,6 @@ impl Tests {
         let cordon = Patch::Merge(json!({"spec": {"unschedulable": true}}));
         let params = PatchParams::default();
         self.nodes.patch(&name, &params, &cordon).await?;
-        // kwok's first status of the node would overwrite that of the test.
-        testkit::wait_for("the addresses of the node", SOON, || async {
-            let node = object(&self.nodes, &name).await;
-            let node = node.map_err(|error| error.to_string())?;
-            if node["status"]["addresses"].is_array() {
-                Ok(())
-            } else {
-                Err(node["status"].to_string())
-            }
-        })
-        .await?;
         self.allocates(&name, gpus).await?;
         Ok(name)
     }
