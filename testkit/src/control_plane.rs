@@ -182,6 +182,11 @@ impl ControlPlane {
         &self.state.dir
     }
 
+    /// Returns the path of kubectl, of the version of the API server.
+    pub fn kubectl_path(&self) -> &Path {
+        &self.kubectl
+    }
+
     /// Returns the state at the start, with the process ids by program.
     pub fn state(&self) -> &State {
         &self.state

@@ -30,7 +30,9 @@ pub(crate) use bench::{BenchArgs, BenchLog, Benchmark};
 pub(crate) use catalog::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKind};
 pub(crate) use collect::{CollectArgs, InRootArgs};
 pub use common::OutputArgs;
-pub(crate) use common::{ClusterArgs, ConnectArgs, Format, LogArgs, ServerArgs};
+pub(crate) use common::{
+    ClusterArgs, ConnectArgs, Format, LogArgs, REMOTE, RemoteArgs, ServerArgs,
+};
 pub(crate) use devices::{CheckArgs, CheckCommand, DeviceApiArgs, DevicesArgs};
 pub(crate) use doctor::{DoctorArgs, DoctorRole};
 pub(crate) use environment::{is_empty, without_empty};

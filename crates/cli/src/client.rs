@@ -1,5 +1,7 @@
 //! Client of a running gpuwarden: of its HTTP API, the connector's socket and the Device API.
 
+mod port_forward;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,8 +19,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tonic::transport::Channel;
 
-use crate::args::{DeviceApiArgs, ServerArgs, TargetArgs};
+use crate::args::{DeviceApiArgs, RemoteArgs, ServerArgs, TargetArgs};
 use crate::settings::{ClientSettings, DEFAULT_PORT, Endpoint, default_data_dir};
+use port_forward::PortForward;
 
 /// Longest wait for the answer to a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,6 +34,8 @@ pub(crate) struct Client {
     /// Data directory that a flag or the file names: the process that answers has to use it.
     data_dir: Option<PathBuf>,
     http: HttpClient<HttpConnector, Empty<Bytes>>,
+    /// Way to a controller in a cluster.
+    port_forward: Option<PortForward>,
 }
 
 /// Part of a status that identifies the process.
@@ -64,6 +69,28 @@ impl Client {
             base,
             data_dir,
             http: HttpClient::builder(TokioExecutor::new()).build_http(),
+            port_forward: None,
+        })
+    }
+
+    /// Creates a client of the controller in a cluster, if the flags or the name of this program ask
+    /// for that, else as [`new`](Self::new) does.
+    pub(crate) async fn remote(args: &RemoteArgs) -> anyhow::Result<Self> {
+        let in_cluster =
+            args.kubeconfig.is_some() || args.context.is_some() || args.namespace.is_some();
+        let named = &args.server;
+        let is_named = named.server.is_some() || named.data_dir.is_some() || named.config.is_some();
+        if !in_cluster && (is_named || !crate::is_plugin()) {
+            return Self::new(named);
+        }
+        let forward = PortForward::start(args).await?;
+        let server = ServerArgs {
+            server: Some(forward.address.clone()),
+            ..ServerArgs::default()
+        };
+        Ok(Self {
+            port_forward: Some(forward),
+            ..Self::new(&server)?
         })
     }
 
@@ -130,14 +157,19 @@ impl Client {
 
     async fn request(&self, path: &str) -> anyhow::Result<hyper::body::Incoming> {
         let uri: Uri = format!("{}{path}", self.base).parse()?;
-        let response = self.http.get(uri).await.with_context(|| match &self.data_dir {
-            Some(named) => format!(
+        let named = (&self.port_forward, &self.data_dir);
+        let response = self.http.get(uri).await.with_context(|| match named {
+            (Some(forward), _) => format!(
+                "the controller {} does not answer by kubectl port-forward",
+                forward.pod
+            ),
+            (None, Some(named)) => format!(
                 "no gpuwarden runs with the data directory {}: none answers at {}; start one with \
                  'gpuwarden run', or name the address of another with --server",
                 named.display(),
                 self.base
             ),
-            None => format!(
+            (None, None) => format!(
                 "no gpuwarden answers at {}; start one with 'gpuwarden run', or name it with --server \
                  or --data-dir",
                 self.base

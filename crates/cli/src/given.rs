@@ -7,7 +7,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, CommandFactory as _};
 use model::shell;
 
-use crate::args::Cli;
+use crate::args::{Cli, REMOTE};
 
 /// Flag of the output format, which printed commands do not get.
 const OUTPUT: &str = "output";
@@ -26,6 +26,9 @@ struct Flag {
     name: String,
     /// Flag with its value, quoted for a shell.
     text: String,
+    /// True if the command asks a controller by this flag. Of the same flags of other commands, none
+    /// says that a command of this machine is to ask elsewhere.
+    remote: bool,
 }
 
 // === impl Given ===
@@ -48,6 +51,7 @@ impl Given {
             if matches.value_source(id) != Some(ValueSource::CommandLine) {
                 continue;
             }
+            let remote = crate::is_plugin() || arg.get_help_heading() == Some(REMOTE);
             let alone = arg
                 .get_num_args()
                 .is_some_and(|count| count.min_values() == 0);
@@ -59,7 +63,7 @@ impl Given {
                     None => continue, // No UTF-8: cannot be printed.
                 };
                 let name = name.to_owned();
-                flags.push(Flag { name, text });
+                flags.push(Flag { name, text, remote });
             }
         }
         Self { flags }
@@ -77,13 +81,16 @@ impl Given {
         let found = words
             .split(' ')
             .try_fold(&root, |command, word| command.find_subcommand(word));
-        let takes = |name: &str| {
-            found.is_some_and(|it| it.get_arguments().any(|arg| arg.get_long() == Some(name)))
+        let takes = |flag: &Flag| {
+            let mut args = found.into_iter().flat_map(Command::get_arguments);
+            let arg = args.find(|arg| arg.get_long() == Some(&flag.name));
+            arg.is_some_and(|arg| flag.remote || arg.get_help_heading() != Some(REMOTE))
         };
-        let given = self.flags.iter().filter(|flag| {
-            takes(&flag.name) && own.iter().all(|(name, _)| *name != flag.name.as_str())
-        });
-        let mut command = format!("{PROGRAM}{words}");
+        let given = self
+            .flags
+            .iter()
+            .filter(|flag| takes(flag) && own.iter().all(|(name, _)| *name != flag.name.as_str()));
+        let mut command = format!("{} {words}", crate::program());
         for flag in given {
             command.push_str(&format!(" {}", flag.text));
         }
@@ -180,6 +187,7 @@ mod tests {
             "json",
         ]);
         let server = given(&["gpuwarden", "why-not", "--server", "http://h:1"]);
+        let remote = given(&["gpuwarden", "why-not", "n1", "--context", "c", "-n", "gw"]);
         for (given, text, expected) in [
             (
                 &why_not,
@@ -197,6 +205,11 @@ mod tests {
                 "gpuwarden status says; gpuwarden doctor; that gpuwarden gives it back",
                 "gpuwarden status --server http://h:1 says; gpuwarden doctor; that gpuwarden gives \
                  it back",
+            ),
+            (
+                &remote,
+                "gpuwarden status, or gpuwarden release n1",
+                "gpuwarden status --context c --namespace gw, or gpuwarden release --context c n1",
             ),
         ] {
             assert_eq!(given.complete(text), expected);

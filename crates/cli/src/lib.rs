@@ -15,6 +15,8 @@ mod policy_source;
 mod reference;
 mod settings;
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::ExitCode;
 
 use args::{Cli, Command};
@@ -40,6 +42,8 @@ pub mod bench {
     };
 }
 
+/// Name of this program where it is a plugin of kubectl.
+const PLUGIN: &str = "kubectl-gpuwarden";
 /// Exit code: healthy, or done.
 const EXIT_OK: u8 = 0;
 /// Exit code: the command worked, and something is unhealthy, or differs.
@@ -116,9 +120,24 @@ pub fn parse() -> Parsed {
     })
 }
 
+/// Returns true if kubectl runs this program, as its plugin `kubectl gpuwarden`.
+fn is_plugin() -> bool {
+    let program = std::env::args_os().next().unwrap_or_default();
+    Path::new(&program).file_name() == Some(OsStr::new(PLUGIN))
+}
+
+/// Returns how a person runs this program.
+fn program() -> &'static str {
+    if is_plugin() {
+        "kubectl gpuwarden"
+    } else {
+        "gpuwarden"
+    }
+}
+
 /// Parses the arguments of the process. Empty environment variables count as not set.
 fn read_arguments() -> Result<(Cli, Given), clap::Error> {
-    let mut command = args::without_empty(Cli::command(), args::is_empty);
+    let mut command = args::without_empty(Cli::command(), args::is_empty).bin_name(program());
     let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
     let given = Given::read(&command, &matches);
     let cli =

@@ -52,6 +52,8 @@ mod image;
 mod installed;
 #[path = "e2e/janitor.rs"]
 mod janitor;
+#[path = "e2e/kubectl.rs"]
+mod kubectl;
 #[path = "e2e/late.rs"]
 mod late;
 #[path = "e2e/leader.rs"]

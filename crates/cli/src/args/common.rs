@@ -22,6 +22,30 @@ pub(crate) struct ServerArgs {
     pub data_dir: Option<PathBuf>,
 }
 
+/// Heading in help of the flags that lead to the controller of a cluster instead of a process of this
+/// machine.
+pub(crate) const REMOTE: &str = "Controller of a cluster";
+
+/// Address of a running gpuwarden, or the cluster that it is the controller of. No variable sets the
+/// cluster: the pods of a controller have those variables, too, and ask their own process.
+#[derive(Args, Debug, Default, Clone)]
+pub(crate) struct RemoteArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// Kubeconfig of the cluster whose controller is asked, by `kubectl port-forward` [default of
+    /// `kubectl gpuwarden`: that of kubectl].
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["server", "data_dir"], help_heading = REMOTE)]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig whose controller is asked, by `kubectl port-forward` [default of
+    /// `kubectl gpuwarden`: the current one].
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["server", "data_dir"], help_heading = REMOTE)]
+    pub context: Option<String>,
+    /// Namespace of the controller that is asked, by `kubectl port-forward` [default of `kubectl
+    /// gpuwarden`: gpuwarden].
+    #[arg(short, long, value_name = "NAME", conflicts_with_all = ["server", "data_dir"], help_heading = REMOTE)]
+    pub namespace: Option<String>,
+}
+
 #[derive(Args, Debug, Default, Clone)]
 pub(crate) struct ConnectArgs {
     /// Kubeconfig of the cluster [default: in a pod its own service account, else $KUBECONFIG, else

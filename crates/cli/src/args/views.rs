@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::{OutputArgs, ServerArgs};
+use super::{OutputArgs, RemoteArgs};
 
 #[derive(Args, Debug)]
 pub(crate) struct DecodeArgs {
@@ -21,7 +21,7 @@ pub(crate) struct DecodeArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ViewArgs {
     #[command(flatten)]
-    pub server: ServerArgs,
+    pub remote: RemoteArgs,
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -42,7 +42,7 @@ pub(crate) struct EventsArgs {
     #[arg(long = "node", value_name = "NAME")]
     pub node: Option<String>,
     #[command(flatten)]
-    pub server: ServerArgs,
+    pub remote: RemoteArgs,
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -54,7 +54,7 @@ pub(crate) struct ExplainArgs {
     #[arg(value_name = "NODE")]
     pub node: Option<String>,
     #[command(flatten)]
-    pub server: ServerArgs,
+    pub remote: RemoteArgs,
     #[command(flatten)]
     pub output: OutputArgs,
 }

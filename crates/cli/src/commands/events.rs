@@ -17,7 +17,7 @@ use crate::output::{self, Colour, StreamedList, say};
 const LATE: SignedDuration = SignedDuration::from_secs(10);
 
 pub(super) async fn execute(args: &EventsArgs) -> anyhow::Result<u8> {
-    let client = Client::new(&args.server)?;
+    let client = Client::remote(&args.remote).await?;
     let node = args
         .node
         .as_deref()

@@ -13,7 +13,7 @@ use crate::output::{self, Colour, say};
 const TEXT: usize = 36;
 
 pub(super) async fn execute(args: &ExplainArgs) -> anyhow::Result<u8> {
-    let client = Client::new(&args.server)?;
+    let client = Client::remote(&args.remote).await?;
     let node = node(&client, args).await?;
     let story: Explain = client
         .get(&format!("/api/v1/nodes/{}/explain", query(&node)))

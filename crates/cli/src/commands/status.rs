@@ -22,7 +22,7 @@ const NODES_SHOWN: usize = 100;
 const FAULTS_SHOWN: usize = 10;
 
 pub(super) async fn execute(args: &ViewArgs) -> anyhow::Result<u8> {
-    let status = Client::new(&args.server)?.status().await?;
+    let status = Client::remote(&args.remote).await?.status().await?;
     let format = args.output.output;
     if !output::structured(format, &status)? {
         text(&status, format == Format::Wide)?;

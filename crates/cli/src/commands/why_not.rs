@@ -11,7 +11,7 @@ use crate::given::Given;
 use crate::output::{self, Colour, say};
 
 pub(super) async fn execute(args: &ExplainArgs, given: &Given) -> anyhow::Result<u8> {
-    let client = Client::new(&args.server)?;
+    let client = Client::remote(&args.remote).await?;
     let node = explain::node(&client, args).await?;
     let mut why: WhyNot = client
         .get(&format!("/api/v1/nodes/{}/why-not", query(&node)))
