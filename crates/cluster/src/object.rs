@@ -2,7 +2,6 @@
 //! versions differ.
 
 use kube::api::{DeleteParams, GetParams, ListParams, PostParams, Preconditions};
-use kube::core::Request;
 use serde_json::Value;
 
 use crate::connect::Cluster;
@@ -73,13 +72,17 @@ impl Cluster {
         found(ask(&self.client(Urgency::Act), request).await)
     }
 
-    /// Lists the objects of a kind in all namespaces, page by page; none if the API server does
-    /// not serve the kind. Takes the permission `list`.
-    pub async fn list_objects(&self, kind: &ObjectKind) -> Result<Vec<Value>, ApiError> {
+    /// Lists the objects of a kind, in one namespace or in all, page by page; none if the API
+    /// server does not serve the kind. Takes the permission `list`.
+    pub async fn list_objects(
+        &self,
+        kind: &ObjectKind,
+        namespace: Option<&str>,
+    ) -> Result<Vec<Value>, ApiError> {
         let mut page = ListParams::default().limit(LIST_PAGE);
         let mut all = Vec::new();
         loop {
-            let request = Request::new(kind.path(None)).list(&page);
+            let request = kind.request(namespace)?.list(&page);
             let answer: Option<Value> = found(ask(&self.client(Urgency::Act), request).await)?;
             let mut answer = answer.unwrap_or_default();
             if let Some(Value::Array(items)) = answer.get_mut("items").map(Value::take) {

@@ -113,7 +113,7 @@ impl RequestAdmission {
         }
         let begun = Instant::now();
         let kinds = ObjectKind::new(group, version, plural);
-        let mut open = self.cluster.list_objects(&kinds).await?;
+        let mut open = self.cluster.list_objects(&kinds, None).await?;
         open.retain(|one| MaintenanceResource::read(kind, one).is_ok_and(|one| !one.is_over()));
         let open = Arc::new(open);
         lists.insert(plural, (begun, Arc::clone(&open)));

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::{AgentArgs, ControllerArgs, OutputArgs, RunArgs};
+use super::{AgentArgs, ControllerArgs, KubeArgs, OutputArgs, RunArgs};
 
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
@@ -30,6 +30,14 @@ pub(crate) enum DoctorRole {
                             --quarantine -o json"
     )]
     Controller(Box<DoctorControllerArgs>),
+    /// Check gpuwarden in a cluster: its pods, the `RuntimeClass` of the agents, GPU nodes without an
+    /// agent, and other programs that act on nodes. Takes permission to list pods, Events, nodes,
+    /// Deployments and `DaemonSets`.
+    #[command(
+        after_help = "Examples:\n  gpuwarden doctor cluster\n  kubectl gpuwarden doctor cluster \
+                            --namespace gpuwarden -o json"
+    )]
+    Cluster(Box<DoctorClusterArgs>),
 }
 
 #[derive(Args, Debug)]
@@ -44,6 +52,14 @@ pub(crate) struct DoctorAgentArgs {
 pub(crate) struct DoctorControllerArgs {
     #[command(flatten)]
     pub controller: ControllerArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DoctorClusterArgs {
+    #[command(flatten)]
+    pub kube: KubeArgs,
     #[command(flatten)]
     pub output: OutputArgs,
 }

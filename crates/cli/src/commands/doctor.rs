@@ -3,18 +3,20 @@
 //! It checks the settings, files and permissions that a role with the same flags would use, and the
 //! state of the gpuwarden that runs, if there is one. It changes nothing.
 
+mod actors;
 mod gpus;
 mod in_cluster;
 mod machine;
 mod needs;
 mod peers;
+mod release;
 mod running;
 
 use model::shell;
 use runtime::logging::chain;
 use serde::Serialize;
 
-use crate::args::{DoctorArgs, DoctorRole, Format};
+use crate::args::{DoctorArgs, DoctorRole, Format, OutputArgs};
 use crate::exit_code;
 use crate::given::Given;
 use crate::output::{self, Colour, plural, say};
@@ -71,6 +73,9 @@ pub(super) async fn execute(args: DoctorArgs, given: &Given) -> anyhow::Result<u
         None => (read(args.run), args.output),
         Some(DoctorRole::Agent(args)) => (read(args.agent), args.output),
         Some(DoctorRole::Controller(args)) => (read(args.controller), args.output),
+        Some(DoctorRole::Cluster(args)) => {
+            return report(&release::check(&args.kube).await?, args.output);
+        }
     };
     let findings = match read {
         Ok((settings, installation)) => {
@@ -80,7 +85,12 @@ pub(super) async fn execute(args: DoctorArgs, given: &Given) -> anyhow::Result<u
         }
         Err(error) => vec![unusable(&error)],
     };
-    show(&findings, output.output)?;
+    report(&findings, output)
+}
+
+/// Prints the findings. Returns the exit code.
+fn report(findings: &[Finding], output: OutputArgs) -> anyhow::Result<u8> {
+    show(findings, output.output)?;
     let well = findings.iter().all(|it| it.result != Severity::Problem);
     Ok(exit_code(well))
 }
@@ -289,10 +299,12 @@ mod tests {
     fn each_check_has_a_row_and_each_row_a_check() {
         let sources = [
             include_str!("doctor.rs"),
+            include_str!("doctor/actors.rs"),
             include_str!("doctor/gpus.rs"),
             include_str!("doctor/in_cluster.rs"),
             include_str!("doctor/machine.rs"),
             include_str!("doctor/peers.rs"),
+            include_str!("doctor/release.rs"),
             include_str!("doctor/running.rs"),
         ];
         let mut names = Vec::new();

@@ -3,6 +3,8 @@
 //! Objects of the chart have fixed names, so each test that installs it has a private control
 //! plane. No kubelet is there: kwok reports the pods as running.
 
+#[path = "chart/doctor.rs"]
+mod doctor;
 #[path = "chart/least.rs"]
 pub(crate) mod least;
 #[path = "chart/pod.rs"]

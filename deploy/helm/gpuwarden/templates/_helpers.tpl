@@ -232,6 +232,22 @@ projected:
 {{- end }}
 {{- end }}
 
+{{/* Settings of the agent, as variables of its environment. */}}
+{{- define "gpuwarden.agentEnv" -}}
+{{- $set := dict "CONTROLLER" (printf "https://gpuwarden-controller.%s.svc:50051" .Release.Namespace) "TLS_CA" "/etc/gpuwarden/authority/ca.crt" "TOKEN_FILE" "/var/run/secrets/gpuwarden/token" }}
+{{- $_ := merge $set (dict "SOCKET" "/var/run/nvsentinel/nvsentinel.sock" "DEVICE_API" "/var/run/device-api/device.sock" "DATA_DIR" "/var/lib/gpuwarden") }}
+{{- $_ := merge $set (dict "GPU_METADATA" "/var/lib/nvsentinel/gpu_metadata.json" "POD_RESOURCES" "/var/lib/kubelet/pod-resources/kubelet.sock") }}
+{{- $_ := merge $set (dict "LISTEN" "0.0.0.0:2112" "KERNEL_LOG" .Values.agent.kernelLog "DCGM_ADDR" .Values.agent.dcgmAddr "LOG" .Values.logLevel "LOG_FORMAT" .Values.logFormat) }}
+{{- if .Values.agent.catalog }}
+{{- $_ := set $set "CATALOG" "/etc/gpuwarden/catalog/catalog.toml" }}
+{{- end }}
+{{- range $name, $value := $set }}
+{{- if $value }}
+- {name: GPUWARDEN_{{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Mount of the audit log. */}}
 {{- define "gpuwarden.auditMount" -}}
 {{- if .Values.auditLog.enabled }}

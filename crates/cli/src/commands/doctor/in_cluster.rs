@@ -23,7 +23,7 @@ const ODD_SKEW: SignedDuration = SignedDuration::from_secs(2);
 /// Difference between two clocks that makes decisions by time wrong.
 const BAD_SKEW: SignedDuration = SignedDuration::from_secs(30);
 /// Minor versions of Kubernetes that the tests run against.
-const TESTED: std::ops::RangeInclusive<u32> = 36..=37;
+const TESTED: std::ops::RangeInclusive<u32> = 35..=37;
 
 /// Checks the cluster. An object that may not be read is reported as a missing permission only.
 pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
@@ -38,17 +38,10 @@ pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
         Ok(cluster) => cluster,
         Err(error) => return vec![Finding::problem("cluster", causes(&error))],
     };
-    let asked_at = Timestamp::now();
-    let info = match cluster.server_info().await {
-        Ok(info) => info,
-        Err(error) => {
-            let what = format!("{}: {}", cluster.server(), causes(&error));
-            return vec![Finding::problem("cluster", what).fix("kubectl cluster-info")];
-        }
-    };
-    let answered_at = Timestamp::now();
-    let mut findings = vec![version(cluster.server(), &info)];
-    findings.extend(info.time.map(|there| clock(there, asked_at, answered_at)));
+    let (mut findings, answers) = server(&cluster).await;
+    if !answers {
+        return findings;
+    }
     let (policy, text) = policy(&cluster, &act.policy).await;
     let policy_taints = Policy::parse(&text.unwrap_or_default(), "policy")
         .is_ok_and(|policy| policy.device_taints.is_some());
@@ -102,6 +95,23 @@ pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
     }
     findings.extend(policy);
     findings
+}
+
+/// Checks connection, version and clock. Also returns true if the API server answers.
+pub(super) async fn server(cluster: &Cluster) -> (Vec<Finding>, bool) {
+    let asked_at = Timestamp::now();
+    let info = match cluster.server_info().await {
+        Ok(info) => info,
+        Err(error) => {
+            let what = format!("{}: {}", cluster.server(), causes(&error));
+            let finding = Finding::problem("cluster", what).fix("kubectl cluster-info");
+            return (vec![finding], false);
+        }
+    };
+    let answered_at = Timestamp::now();
+    let mut findings = vec![version(cluster.server(), &info)];
+    findings.extend(info.time.map(|there| clock(there, asked_at, answered_at)));
+    (findings, true)
 }
 
 /// Checks the certificate that the controllers of this namespace issue themselves.

@@ -10,7 +10,7 @@ use contract::pod_resources::{
 use contract::{BehaviourOverrides, HealthEvent};
 use kube::Api;
 use serde_json::{Value, json};
-use testkit::{ControlPlane, Launch, Private, Product, Version, wait_for};
+use testkit::{ControlPlane, Launch, Output, Private, Product, Version, wait_for};
 
 use super::pod::Pod;
 use super::{Helm, NAMESPACE, plane};
@@ -223,7 +223,9 @@ pub(crate) struct Release {
     pub(crate) controller: Product,
     pub(crate) agent: Product,
     agent_pod: Pod,
-    _controller_pod: Pod,
+    controller_pod: Pod,
+    /// Address that the names of Services lead to.
+    address: String,
 }
 
 impl Release {
@@ -254,8 +256,27 @@ impl Release {
             controller,
             agent,
             agent_pod: agents,
-            _controller_pod: pod,
+            controller_pod: pod,
+            address: address.to_owned(),
         }))
+    }
+
+    /// Runs a client command in the controller's pod, with output for programs.
+    pub(crate) async fn in_controller(&self, args: &[&str]) -> anyhow::Result<Output> {
+        self.in_pod(&self.controller_pod, &self.controller, args)
+            .await
+    }
+
+    /// Runs a client command in the agent's pod, with output for programs.
+    pub(crate) async fn in_agent(&self, args: &[&str]) -> anyhow::Result<Output> {
+        self.in_pod(&self.agent_pod, &self.agent, args).await
+    }
+
+    async fn in_pod(&self, pod: &Pod, product: &Product, args: &[&str]) -> anyhow::Result<Output> {
+        // The test has set the data directory of the process.
+        let data = product.data_dir().display().to_string();
+        let args = [args, &["--data-dir", &data, "-o", "json"]].concat();
+        pod.run(&self.plane, &self.address, &args).await
     }
 
     /// Writes an XID line into the kernel log of the node, and waits until the controller knows it.

@@ -5,20 +5,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
-use testkit::{ControlPlane, Launch, binary};
+use testkit::{ControlPlane, Launch, Output, binary};
 
 use super::NAMESPACE;
 use crate::support::SOON;
 
-/// Arguments that a test sets: addresses that others on this machine may have, and places that the
-/// test reads or writes.
-const SET_BY_TEST: [&str; 5] = [
-    "--listen=",
-    "--data-dir=",
-    "--socket=",
-    "--device-api=",
-    "--kernel-log=",
-];
 /// Directory of the token that pods have for the API server.
 const ACCOUNT: &str = "var/run/secrets/kubernetes.io/serviceaccount";
 
@@ -151,14 +142,40 @@ impl Pod {
     ) -> anyhow::Result<Launch> {
         let args = self.container["args"].as_array().context("arguments")?;
         for arg in args.iter().skip(1).filter_map(Value::as_str) {
-            if SET_BY_TEST.iter().any(|name| arg.starts_with(name)) {
-                continue;
-            }
             let placed = arg
                 .split_once('=')
                 .and_then(|(flag, value)| Some(format!("{flag}={}", self.place(value)?.display())));
             launch = launch.arg(placed.as_deref().unwrap_or(arg));
         }
+        for (name, value) in self.environment(plane)? {
+            launch = launch.env(name, value);
+        }
+        Ok(launch.program(self.wrapper(address)?))
+    }
+
+    /// Runs a client command of the product in the container.
+    pub(crate) async fn run(
+        &self,
+        plane: &ControlPlane,
+        address: &str,
+        args: &[&str],
+    ) -> anyhow::Result<Output> {
+        let output = tokio::process::Command::new(self.wrapper(address)?)
+            .args(args)
+            .envs(self.environment(plane)?)
+            .kill_on_drop(true)
+            .output()
+            .await?;
+        Ok(Output {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout)?,
+            stderr: String::from_utf8(output.stderr)?,
+        })
+    }
+
+    /// Returns the variables of the container, and those that the kubelet adds.
+    fn environment(&self, plane: &ControlPlane) -> anyhow::Result<Vec<(String, String)>> {
+        let mut environment = Vec::new();
         for variable in self.container["env"].as_array().into_iter().flatten() {
             let name = variable["name"]
                 .as_str()
@@ -169,16 +186,17 @@ impl Pod {
                 _ => "gpu-1",
             };
             let place = self.place(value).map(|place| place.display().to_string());
-            launch = launch.env(name, place.as_deref().unwrap_or(value));
+            let value = place.unwrap_or_else(|| value.to_owned());
+            environment.push((name.to_owned(), value));
         }
         let server = plane.server().trim_start_matches("https://");
         let (host, port) = server
             .rsplit_once(':')
             .context("an address of the API server")?;
-        launch = launch
-            .env("KUBERNETES_SERVICE_HOST", host)
-            .env("KUBERNETES_SERVICE_PORT", port);
-        Ok(launch.program(self.wrapper(address)?))
+        for (name, value) in [("HOST", host), ("PORT", port)] {
+            environment.push((format!("KUBERNETES_SERVICE_{name}"), value.to_owned()));
+        }
+        Ok(environment)
     }
 
     /// Writes a program that runs the product with the pod's account and names of Services.

@@ -31,7 +31,8 @@ fn clocks_that_differ_by_more_than_the_question_took_are_told() {
 #[test]
 fn versions_that_nothing_is_known_of_are_told() {
     for (minor, expected) in [
-        (Some(35), Severity::Warning),
+        (Some(34), Severity::Warning),
+        (Some(35), Severity::Ok),
         (Some(36), Severity::Ok),
         (Some(37), Severity::Ok),
         (Some(38), Severity::Warning),
