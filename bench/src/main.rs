@@ -21,13 +21,16 @@ mod taint;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
-use cli::bench::{Figure, OutputArgs, TICKS, progress, show, ticks, watch};
+use cli::bench::{Figure, OutputArgs, TICKS, median, progress, show, ticks, watch};
 use nodes::with_nodes;
+use testkit::Product;
 
+/// Number of scrapes of the metrics in `fleet`.
+const SCRAPES: usize = 50;
 /// Note of a benchmark that was skipped.
 const NO_CLUSTER: &str = "not run: needs a test cluster: name one with --kubeconfig FILE";
 
@@ -80,7 +83,8 @@ enum Benchmark {
     /// Many nodes with 15 pods each that fail at once, with the largest number of `--nodes`: time
     /// until the last pod is gone, and until a reboot is requested for each node. Needs kwok.
     Drain,
-    /// Memory and processor time of an idle controller in a cluster of many nodes.
+    /// Memory and processor time of an idle controller in a cluster of many nodes, and a scrape of its
+    /// metrics.
     Fleet,
     /// Memory of a process after bursts and kills in a cluster of 1,000 nodes.
     Memory,
@@ -159,11 +163,30 @@ async fn fleet(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
             let product = product::start(product::controller(args)?).await?;
             let name = format!("fleet-{count}");
             rows.extend(watch(&[&name], &[product.pid()], args.seconds).await?);
+            rows.push(scrape(&name, &product).await?);
             Ok(())
         })
         .await?;
     }
     Ok(())
+}
+
+/// Measures a scrape of the metrics of a controller, beside a request that computes nothing.
+async fn scrape(name: &str, product: &Product) -> anyhow::Result<Figure> {
+    let mut size = 0;
+    let mut times = Vec::new();
+    let mut bare = Vec::new();
+    for _ in 0..SCRAPES {
+        let begin = Instant::now();
+        size = product.get("/metrics").await?.len();
+        times.push(begin.elapsed().as_secs_f64() * 1_000.0);
+        let begin = Instant::now();
+        product.get("/healthz").await?;
+        bare.push(begin.elapsed().as_secs_f64() * 1_000.0);
+    }
+    Ok(Figure::new(format!("{name}.scrape"), median(&times), "ms")
+        .beside("GET /healthz", median(&bare))
+        .note(format!("{} kB", size / 1_000)))
 }
 
 /// Returns the CPU time that a process has used so far.
