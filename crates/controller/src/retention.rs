@@ -25,8 +25,8 @@ const EVERY_IN_TROUBLE: Duration = Duration::from_secs(5);
 /// running one saves every hour at least; a week covers a controller that is away, and a disk
 /// that is full for as long.
 const GONE: SignedDuration = SignedDuration::from_hours(7 * 24);
-/// Age at which passes of preflight checks are deleted if they closed no fault: every pod with
-/// GPUs sends some. An hour is longer than any sender retries; a later retry would be stored as a
+/// Age limit of passes of preflight checks that closed no fault: every pod with GPUs sends
+/// some. An hour is longer than any sender retries; a later retry would be stored as a
 /// new event.
 const PASSES: SignedDuration = SignedDuration::from_hours(1);
 /// Pause between two parts of a long deletion, for other writes.

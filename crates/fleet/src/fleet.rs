@@ -4,7 +4,7 @@
 //! record, FleetInput --> fault book, node entries --> decide: assess -> brake -> step --> Effect
 //! ```
 //!
-//! An input only marks nodes for another look ([`Fleet::record`], [`Fleet::handle`]);
+//! An input only marks nodes for a look ([`Fleet::record`], [`Fleet::handle`]);
 //! [`Fleet::decide`] looks at them and returns the effects to carry out. A question to the store
 //! or the API server is an effect too, and its answer an input: until the answer arrives nothing
 //! is decided about that node, while all others go ahead. The controller turns I/O into inputs

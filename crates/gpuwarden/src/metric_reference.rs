@@ -1,5 +1,5 @@
-//! Descriptions of all metrics, from which `cargo xtask generate` writes docs/metrics.md and the
-//! dashboards, and against which it checks the alert rules.
+//! Descriptions of all metrics. `cargo xtask generate` writes docs/metrics.md and the dashboards
+//! from them, and checks the alert rules against them.
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -79,7 +79,7 @@ pub struct Frame {
     pub connector: Connector,
     /// List of sources in the process's status.
     pub sources: Sources,
-    /// Metrics of the process, in which the monitor registers its own.
+    /// Metrics of the process, which get those of the monitor.
     pub metrics: Metrics,
     /// Source of the current time.
     pub clock: fn() -> Timestamp,

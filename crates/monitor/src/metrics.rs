@@ -16,7 +16,7 @@ runtime::metrics! {
         pub(super) lost: Counter = "lost_records",
         /// Records that could not be read.
         pub(super) malformed: Counter = "malformed_records",
-        /// Failed writes of what the monitor has to remember over a restart; the status of the
+        /// Failed writes of the state that the monitor keeps over a restart; the status of the
         /// source has the reason.
         pub(super) unsaved: Counter = "failed_saves",
         /// Events that the connector refused because of their content.

@@ -15,7 +15,7 @@ const MAX_BACKUPS: u32 = 7;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditSettings {
     pub directory: PathBuf,
-    /// Size at which a file is rotated (bytes).
+    /// Largest size of a file, which is then rotated (bytes).
     pub max_bytes: u64,
     /// Number of older files that are kept.
     pub backups: u32,

@@ -18,7 +18,7 @@ pub struct Description {
     pub name: String,
     /// Kind of the metric.
     pub kind: Kind,
-    /// Names of its labels, in the order in which they are written.
+    /// Names of its labels, in written order.
     pub labels: Vec<&'static str>,
     /// Meaning, without a full stop.
     pub help: String,

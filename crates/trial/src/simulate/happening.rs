@@ -110,7 +110,7 @@ pub(super) struct Traits {
     pub(super) gpu: Option<(usize, Known)>,
     /// Gang that it is in, where there are gangs.
     pub(super) gang: Option<usize>,
-    /// Minutes for which it asks to write a checkpoint, where pods do; 0: as long as it may.
+    /// Requested time for a checkpoint, where pods write one (minutes); 0: as long as it may.
     pub(super) checkpoint: Option<i64>,
 }
 

@@ -19,7 +19,7 @@ pub(super) struct Rules {
     by_name: BTreeMap<String, DeviceTaintRule>,
     /// Changes that the watch has not delivered yet.
     undelivered: VecDeque<DeviceInput>,
-    /// Number of changes so far, from which versions are made.
+    /// Number of changes so far; versions are made from it.
     changes: u64,
 }
 

@@ -14,7 +14,7 @@ const ACTORS: &str = include_str!("../../../data/actors.tsv");
 /// Most objects in one answer.
 const PAGE: u32 = 500;
 
-/// What a cluster has, as far as signs need it.
+/// Parts of a cluster that signs are about.
 #[derive(Debug, Default)]
 struct Seen {
     groups: BTreeSet<String>,

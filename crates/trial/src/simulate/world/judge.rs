@@ -274,7 +274,7 @@ pub(in crate::simulate) fn given_back(world: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Returns the routes of the faults for which a node is out of service, without those that
+/// Returns the routes of the faults that keep a node out of service, without those that
 /// gpuwarden reports itself.
 fn routes(world: &World, name: &str) -> Vec<Option<Route>> {
     let events = world.fleet.desired(name).events;

@@ -16,7 +16,7 @@ use super::devices::faulty;
 use super::drain::may_drain;
 use super::routes;
 
-/// Time for which pods of the namespace `later` are waited for.
+/// Longest wait for pods of the namespace `later`.
 const DELETE_AFTER: SignedDuration = SignedDuration::from_mins(60);
 /// Time that an evicted pod has to end, with some slack, before it may be deleted.
 const ENDS_WITHIN: SignedDuration = SignedDuration::from_mins(6);
@@ -29,7 +29,7 @@ struct Departure<'a> {
     pods: Vec<&'a SimPod>,
     /// Namespace of the gang whose pods are waited for longest.
     gentlest: &'a str,
-    /// Time from which pods may be evicted; `None`: they are waited for until they end.
+    /// First time that pods may be evicted; `None`: they are waited for until they end.
     due: Option<Timestamp>,
     /// True if no pod is waited for.
     forced: bool,

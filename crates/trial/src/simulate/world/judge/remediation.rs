@@ -13,7 +13,7 @@ use super::super::super::setup::{Proof, Route};
 use super::super::World;
 use super::routes;
 
-/// Time without a new fault in which a node has to prove itself.
+/// Time without a new fault that proves a node.
 const QUIET: SignedDuration = SignedDuration::from_mins(1);
 
 /// Checks that a node with a remediation is returned only after it has given the proof that is
