@@ -489,17 +489,8 @@ impl Product {
         args: impl IntoIterator<Item = S>,
     ) -> anyhow::Result<Output> {
         let mut command = tokio::process::Command::new(binary()?);
-        command.args(args);
-        command.stdin(Stdio::null()).kill_on_drop(true);
-        let shown = format!("{:?}", command.as_std());
-        let output = tokio::time::timeout(COMMAND_LIMIT, command.output())
-            .await
-            .map_err(|_| self.failure(&format!("{shown} did not end in {COMMAND_LIMIT:?}")))??;
-        Ok(Output {
-            code: output.status.code(),
-            stdout: String::from_utf8(output.stdout)?,
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        })
+        let output = Output::of(command.args(args)).await;
+        output.map_err(|error| self.failure(&format!("{error:#}")))
     }
 
     /// Polls as [`wait_for`] does, and adds the product's output to the error.
@@ -581,6 +572,20 @@ fn tail(text: &str) -> &str {
 // === impl Output ===
 
 impl Output {
+    /// Runs a command to its end, within a minute, without standard input.
+    pub async fn of(command: &mut tokio::process::Command) -> anyhow::Result<Self> {
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        let output = tokio::time::timeout(COMMAND_LIMIT, command.output()).await;
+        let shown = command.as_std();
+        let output = output.with_context(|| format!("{shown:?} takes over {COMMAND_LIMIT:?}"))?;
+        let output = output.with_context(|| format!("{shown:?}"))?;
+        Ok(Self {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout)?,
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })
+    }
+
     /// Parses standard output as JSON. Fails unless the command ended with `code`.
     pub fn json(&self, code: i32) -> anyhow::Result<serde_json::Value> {
         self.expect(code)?;

@@ -112,29 +112,16 @@ async fn controller_pod(plane: &ControlPlane, namespace: &str, node: &str) -> an
 }
 
 /// Runs `kubectl gpuwarden ARGS` with a kubeconfig, and with the plugin in a directory.
-async fn plugin(
-    plane: &ControlPlane,
-    kubeconfig: &Path,
-    plugins: &Path,
-    args: &[&str],
-) -> anyhow::Result<Output> {
+async fn plugin(kubeconfig: &Path, plugins: &Path, args: &[&str]) -> anyhow::Result<Output> {
     let path = std::env::var("PATH")?;
-    let output = Command::new(plugins.join("kubectl"))
+    let mut kubectl = Command::new(plugins.join("kubectl"));
+    kubectl
         .arg("gpuwarden")
         .args(args)
         .env("PATH", format!("{}:{path}", plugins.display()))
         .env("KUBECONFIG", kubeconfig)
-        .env_remove("GPUWARDEN_SERVER")
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output()
-        .await
-        .with_context(|| format!("kubectl of {}", plane.dir().display()))?;
-    Ok(Output {
-        code: output.status.code(),
-        stdout: String::from_utf8(output.stdout)?,
-        stderr: String::from_utf8(output.stderr)?,
-    })
+        .env_remove("GPUWARDEN_SERVER");
+    Output::of(&mut kubectl).await
 }
 
 #[tokio::test]
@@ -167,7 +154,7 @@ async fn the_plugin_asks_the_controller_with_the_rights_of_its_caller() -> anyho
     symlink(plane.kubectl_path(), plugins.path().join("kubectl"))?;
     let account = unique("plugin");
     let caller = kubeconfig_of(&plane, &account, plugins.path()).await?;
-    let run = async |args: &[&str]| plugin(&plane, &caller, plugins.path(), args).await;
+    let run = async |args: &[&str]| plugin(&caller, plugins.path(), args).await;
     let status = ["status", "-o", "json", "--namespace", &namespace];
 
     // Without a permission the API server's words say which one is missing.

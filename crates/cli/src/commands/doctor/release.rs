@@ -95,8 +95,8 @@ impl Release {
         };
         let (wanted, ready) = (number("/spec/replicas"), number("/status/readyReplicas"));
         if ready > 0 {
-            let pods = plural(wanted, "controller");
-            return Finding::ok("controllers", format!("{pods}, and one acts"));
+            let what = format!("one acts, of {}", plural(wanted, "replica"));
+            return Finding::ok("controllers", what);
         }
         let what = format!("no controller is ready: {}", self.reasons(CONTROLLERS));
         Finding::problem("controllers", what).fix(format!(

@@ -10,17 +10,9 @@ use crate::support::SOON;
 
 /// Returns the findings of `gpuwarden doctor cluster`.
 async fn of_cluster(kubeconfig: &std::path::Path) -> anyhow::Result<Output> {
-    let output = tokio::process::Command::new(testkit::binary()?)
-        .args(["doctor", "cluster", "-o", "json", "--kubeconfig"])
-        .arg(kubeconfig)
-        .kill_on_drop(true)
-        .output()
-        .await?;
-    Ok(Output {
-        code: output.status.code(),
-        stdout: String::from_utf8(output.stdout)?,
-        stderr: String::from_utf8(output.stderr)?,
-    })
+    let mut command = tokio::process::Command::new(testkit::binary()?);
+    command.args(["doctor", "cluster", "-o", "json", "--kubeconfig"]);
+    Output::of(command.arg(kubeconfig)).await
 }
 
 fn of_check<'a>(findings: &'a Value, check: &str) -> Vec<&'a Value> {

@@ -160,17 +160,9 @@ impl Pod {
         address: &str,
         args: &[&str],
     ) -> anyhow::Result<Output> {
-        let output = tokio::process::Command::new(self.wrapper(address)?)
-            .args(args)
-            .envs(self.environment(plane)?)
-            .kill_on_drop(true)
-            .output()
-            .await?;
-        Ok(Output {
-            code: output.status.code(),
-            stdout: String::from_utf8(output.stdout)?,
-            stderr: String::from_utf8(output.stderr)?,
-        })
+        let mut command = tokio::process::Command::new(self.wrapper(address)?);
+        command.args(args).envs(self.environment(plane)?);
+        Output::of(&mut command).await
     }
 
     /// Returns the variables of the container, and those that the kubelet adds.
