@@ -14,6 +14,7 @@ use testkit::{
     Authority, Component, ControlPlane, Launch, Output, Product, Purpose, Version, require, unique,
     wait_for,
 };
+use tokio::net::TcpSocket;
 use tokio::process::{Child, Command};
 
 use crate::doctor::kubeconfig_of;
@@ -25,6 +26,8 @@ const PORT: u16 = 2112;
 /// A kubelet of one node, played by kwok. It forwards the port of pods to the product.
 struct Kubelet {
     _kwok: Child,
+    /// Reserves the port.
+    _port: TcpSocket,
     _dir: tempfile::TempDir,
 }
 
@@ -39,19 +42,20 @@ impl Kubelet {
         let certificate =
             Authority::new("kubelets")?.sign(Purpose::Server, node, &["127.0.0.1"])?;
         certificate.write(dir.path(), "kubelet")?;
-        let (_, port) = product.address().rsplit_once(':').context("a port")?;
-        let port: u16 = port.parse()?;
+        let (_, target) = product.address().rsplit_once(':').context("a port")?;
+        let target: u16 = target.parse()?;
         let forward = json!({
             "kind": "ClusterPortForward",
             "apiVersion": "kwok.x-k8s.io/v1alpha1",
             "metadata": {"name": "product"},
             "spec": {"forwards": [{
                 "ports": [PORT],
-                "target": {"address": "127.0.0.1", "port": port},
+                "target": {"address": "127.0.0.1", "port": target},
             }]},
         });
         std::fs::write(dir.path().join("config.yaml"), forward.to_string())?;
-        let listen = own_port()?.local_addr()?;
+        let port = own_port()?;
+        let listen = port.local_addr()?;
         let file = |name: &str| dir.path().join(name).display().to_string();
         let kwok = Command::new(kwok)
             .arg(format!("--kubeconfig={}", plane.kubeconfig().display()))
@@ -79,6 +83,7 @@ impl Kubelet {
         nodes.patch_status(node, &how, &status).await?;
         Ok(Self {
             _kwok: kwok,
+            _port: port,
             _dir: dir,
         })
     }
