@@ -7,11 +7,12 @@ use serde::Deserialize;
 use super::{Finding, relative};
 
 /// Package and floor of each crate.
-const FLOORS: [(&str, u8); 24] = [
+const FLOORS: [(&str, u8); 25] = [
     ("gpuwarden-contract", 0),
     ("gpuwarden-diagnosis", 1),
     ("gpuwarden-model", 2),
     ("gpuwarden-policy", 3),
+    ("gpuwarden-analysis", 4),
     ("gpuwarden-fleet", 4),
     ("gpuwarden-maintenance", 4),
     ("gpuwarden-preflight", 4),
@@ -64,11 +65,12 @@ const IMPURE: [&str; 10] = [
 ];
 
 /// Packages of the pure crates.
-const PURE: [&str; 8] = [
+const PURE: [&str; 9] = [
     "gpuwarden-contract",
     "gpuwarden-diagnosis",
     "gpuwarden-model",
     "gpuwarden-policy",
+    "gpuwarden-analysis",
     "gpuwarden-fleet",
     "gpuwarden-maintenance",
     "gpuwarden-preflight",

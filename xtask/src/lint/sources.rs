@@ -20,11 +20,12 @@ const MAX_LINES: usize = 700;
 const TREES: [&str; 6] = ["crates", "bench", "fakes", "testkit", "xtask", "fuzz"];
 
 /// Crates, and parts of crates, that do no I/O and read no clock.
-const PURE: [&str; 9] = [
+const PURE: [&str; 10] = [
     "crates/contract",
     "crates/diagnosis",
     "crates/model",
     "crates/policy",
+    "crates/analysis",
     "crates/fleet",
     "crates/maintenance",
     "crates/preflight",
