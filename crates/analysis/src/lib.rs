@@ -5,10 +5,16 @@
 //! restart it is the same. The work for one event and the state of a group are bounded.
 
 mod condition;
+mod group;
 mod history;
+mod load;
+mod rule;
 
 pub use condition::{Conclusion, Condition, ConditionKind, Entry, EntryKey, Gaps, Report, State};
+pub use group::{Group, GroupKey, GroupValue};
 pub use history::{History, LATENESS, MAX_KEPT, Recorded};
+pub use load::{BUILT_IN, MAX_THRESHOLD, MAX_WINDOW, parse};
+pub use rule::{MAX_GROUPS_OF_EVENT, Matches, Rule};
 
 #[cfg(test)]
 mod tests;

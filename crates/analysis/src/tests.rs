@@ -1,3 +1,5 @@
+mod built_in;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
