@@ -1,3 +1,4 @@
+mod analyzer;
 mod built_in;
 
 use std::collections::{BTreeMap, BTreeSet};
