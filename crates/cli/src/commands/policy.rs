@@ -112,7 +112,7 @@ fn compare(
         Replay::new(first, nodes.clone()).braked(),
         Replay::new(second, nodes).braked(),
     ];
-    let code = replay::run(&mut replays, &mut inputs, format)?;
+    let code = replay::run(&mut replays, &mut inputs, None, format)?;
     Ok(code.max(exit_code(!found_any)))
 }
 

@@ -1,5 +1,6 @@
 //! `gpuwarden replay`: decisions of a policy about past events, or the difference of two policies.
 
+mod conclusions;
 mod input;
 mod objects;
 
@@ -20,6 +21,7 @@ use crate::args::{Format, ReplayArgs};
 use crate::output::{self, Colour, StreamedList, plural, say};
 use crate::policy_source;
 use crate::{EXIT_FAILED, exit_code};
+use conclusions::Analysis;
 pub(super) use input::Inputs;
 
 /// Names of the policies, in the order of the arguments.
@@ -73,7 +75,13 @@ pub(super) fn execute(args: &ReplayArgs) -> anyhow::Result<u8> {
         .map(|policy| Replay::new(policy, nodes.clone()).braked())
         .collect();
     let mut inputs = Inputs::open(&args.files, &args.catalog)?;
-    run(&mut replays, &mut inputs, args.output.output)
+    let mut analysis = args.rules.as_deref().map(Analysis::load).transpose()?;
+    run(
+        &mut replays,
+        &mut inputs,
+        analysis.as_mut(),
+        args.output.output,
+    )
 }
 
 /// Replays all inputs. Returns the exit code: failed if a record could not be read, unhealthy if a
@@ -81,6 +89,7 @@ pub(super) fn execute(args: &ReplayArgs) -> anyhow::Result<u8> {
 pub(super) fn run(
     replays: &mut [Replay],
     inputs: &mut Inputs,
+    mut analysis: Option<&mut Analysis>,
     format: Format,
 ) -> anyhow::Result<u8> {
     let mut writer = Writer {
@@ -92,7 +101,14 @@ pub(super) fn run(
         only: [0, 0],
         both: 0,
     };
-    output::even_if_unread(write(replays, inputs, &mut writer))?;
+    let analyzed = analysis.as_deref_mut();
+    output::even_if_unread(write(replays, inputs, analyzed, &mut writer))?;
+    if let Some(count) = analysis.map(|it| it.too_late).filter(|count| *count > 0) {
+        output::warning(&format!(
+            "{} came too late for the rules, which need them in the order of their times",
+            plural(count, "event")
+        ));
+    }
     if inputs.problems() > 0 {
         output::error(&anyhow::anyhow!(
             "{} could not be read beside {}, and are missing in the result",
@@ -110,7 +126,12 @@ pub(super) fn run(
 }
 
 /// Writes the decisions, and the summary.
-fn write(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> anyhow::Result<()> {
+fn write(
+    replays: &mut [Replay],
+    inputs: &mut Inputs,
+    mut analysis: Option<&mut Analysis>,
+    writer: &mut Writer,
+) -> anyhow::Result<()> {
     let format = writer.format;
     let mut names = BTreeSet::new();
     let mut times: Option<(Timestamp, Timestamp)> = None;
@@ -125,13 +146,16 @@ fn write(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> an
             created_at: item.at,
             event: item.event,
         };
-        let decisions: Vec<Vec<Decision>> = replays
-            .iter_mut()
-            .map(|replay| replay.take(&record))
-            .collect();
-        if decisions.iter().any(|made| !made.is_empty()) {
-            inputs.clear_progress();
-            writer.write(&decisions)?;
+        let concluded = analysis.as_mut().map(|it| it.events(&record));
+        for record in [record].into_iter().chain(concluded.unwrap_or_default()) {
+            let decisions: Vec<Vec<Decision>> = replays
+                .iter_mut()
+                .map(|replay| replay.take(&record))
+                .collect();
+            if decisions.iter().any(|made| !made.is_empty()) {
+                inputs.clear_progress();
+                writer.write(&decisions)?;
+            }
         }
     }
     inputs.clear_progress();
