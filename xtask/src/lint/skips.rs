@@ -21,11 +21,13 @@ use super::{
 const REPORT: [&str; 2] = ["skip", "require"];
 
 /// Methods of the test kit, and of tests that share them, that report the skip, by type and name.
-const REPORT_METHODS: [[&str; 2]; 4] = [
+const REPORT_METHODS: [[&str; 2]; 6] = [
     ["ControlPlane", "shared"],
     ["ControlPlane", "private"],
     ["KernelLog", "lock"],
     ["Helm", "of"],
+    ["Release", "cluster"],
+    ["Release", "start"],
 ];
 
 pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {

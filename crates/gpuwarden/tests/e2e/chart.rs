@@ -9,6 +9,10 @@ mod doctor;
 pub(crate) mod least;
 #[path = "chart/pod.rs"]
 mod pod;
+#[path = "chart/release.rs"]
+mod release;
+#[path = "chart/upgrade.rs"]
+mod upgrade;
 #[path = "chart/values.rs"]
 mod values;
 
@@ -72,9 +76,13 @@ impl Helm {
 
     /// Installs the chart, or upgrades to these values, and waits until its pods are ready.
     pub(crate) async fn deploy(&self, values: &[&str], more: &[&str]) -> anyhow::Result<()> {
-        let chart = chart();
+        self.deploy_from(&chart(), values, more).await
+    }
+
+    /// Does the same with the chart of this directory.
+    async fn deploy_from(&self, chart: &str, values: &[&str], more: &[&str]) -> anyhow::Result<()> {
         let files: Vec<String> = values.iter().map(|name| values_file(name)).collect();
-        let mut args = vec!["upgrade", "--install", "gpuwarden", &chart];
+        let mut args = vec!["upgrade", "--install", "gpuwarden", chart];
         args.extend(["--namespace", NAMESPACE, "--create-namespace", "--wait"]);
         for file in &files {
             args.extend(["--values", file]);

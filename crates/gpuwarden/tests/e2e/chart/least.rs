@@ -4,20 +4,16 @@
 use std::collections::BTreeSet;
 
 use anyhow::Context as _;
-use contract::pod_resources::{
-    ClaimResource, ContainerDevices, ContainerResources, DynamicResource,
-};
 use contract::{BehaviourOverrides, HealthEvent};
 use kube::Api;
 use serde_json::{Value, json};
-use testkit::{ControlPlane, Launch, Output, Private, Product, Version, wait_for};
+use testkit::{ControlPlane, wait_for};
 
-use super::pod::Pod;
-use super::{Helm, NAMESPACE, plane};
+use super::NAMESPACE;
+use super::release::{Release, in_namespace};
 use crate::brake;
 use crate::machines;
-use crate::pods::Pods;
-use crate::support::{SOON, event, recovery, send_to, shape, xid};
+use crate::support::{SOON, event, recovery, send_to, shape};
 
 /// A verb that a role permits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,6 +141,19 @@ fn refused(requests: &[Request]) -> BTreeSet<Permission> {
     refused.map(|request| request.permission.clone()).collect()
 }
 
+/// Returns what was refused to an account.
+pub(super) fn refused_to(plane: &ControlPlane, account: &str) -> anyhow::Result<Vec<String>> {
+    let refused = refused(&requests(plane, account)?);
+    Ok(refused.iter().map(Permission::to_string).collect())
+}
+
+/// Checks that no request of an account was refused.
+pub(super) fn nothing_refused(plane: &ControlPlane, account: &str) -> anyhow::Result<()> {
+    let refused = refused_to(plane, account)?;
+    assert_eq!(refused, [""; 0], "refused to {account}");
+    Ok(())
+}
+
 /// Returns the permissions that no request used.
 fn unused(permissions: &BTreeSet<Permission>, requests: &[Request]) -> Vec<Permission> {
     let uses = |permission: &Permission, request: &Permission| {
@@ -189,11 +198,7 @@ pub(crate) async fn check(
     let permissions = permissions(plane, account).await?;
     let requests = requests(plane, account)?;
     assert!(!requests.is_empty(), "{account} made no request");
-    let refused: Vec<String> = refused(&requests)
-        .iter()
-        .map(Permission::to_string)
-        .collect();
-    assert_eq!(refused, [""; 0], "refused to {account}");
+    nothing_refused(plane, account)?;
     let unused = unused(&permissions, &requests);
     let unused = unused.iter().map(Permission::to_string);
     let unused: Vec<String> = unused.filter(|it| !except.contains(&it.as_str())).collect();
@@ -211,224 +216,6 @@ pub(crate) async fn check(
     let found = self::unused(&with_spare, &requests);
     assert!(found.contains(&spare[0]), "a spare permission is not found");
     Ok(())
-}
-
-fn in_namespace<'a>(args: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    ["-n", NAMESPACE].into_iter().chain(args).collect()
-}
-
-/// A release, with the product as its pods would run it.
-pub(crate) struct Release {
-    pub(crate) plane: Private,
-    pub(crate) controller: Product,
-    pub(crate) agent: Product,
-    agent_pod: Pod,
-    controller_pod: Pod,
-    /// Address that the names of Services lead to.
-    address: String,
-}
-
-impl Release {
-    /// Installs the chart with these values, and starts a controller and the agent of `gpu-1`.
-    pub(crate) async fn start(
-        address: &str,
-        values: &[&str],
-        more: &[&str],
-    ) -> anyhow::Result<Option<Self>> {
-        let Some(plane) = plane(Version::V1_37).await? else {
-            return Ok(None);
-        };
-        let Some(helm) = Helm::of(Some(&plane)) else {
-            return Ok(None);
-        };
-        helm.deploy(values, more).await?;
-        let pod = Pod::of(&plane, "controller").await?;
-        let launch = Launch::controller()?.option("--grpc-listen", format!("{address}:50051"));
-        let controller = pod.arrange(&plane, launch, address)?.start().await?;
-        // The agent's pod waits for the authority that the controller publishes.
-        let agents = Pod::of(&plane, "agent").await?;
-        let agent = agents
-            .arrange(&plane, Launch::agent()?, address)?
-            .start()
-            .await?;
-        Ok(Some(Self {
-            plane,
-            controller,
-            agent,
-            agent_pod: agents,
-            controller_pod: pod,
-            address: address.to_owned(),
-        }))
-    }
-
-    /// Runs a client command in the controller's pod, with output for programs.
-    pub(crate) async fn in_controller(&self, args: &[&str]) -> anyhow::Result<Output> {
-        self.in_pod(&self.controller_pod, &self.controller, args)
-            .await
-    }
-
-    /// Runs a client command in the agent's pod, with output for programs.
-    pub(crate) async fn in_agent(&self, args: &[&str]) -> anyhow::Result<Output> {
-        self.in_pod(&self.agent_pod, &self.agent, args).await
-    }
-
-    async fn in_pod(&self, pod: &Pod, product: &Product, args: &[&str]) -> anyhow::Result<Output> {
-        // The test has set the data directory of the process.
-        let data = product.data_dir().display().to_string();
-        let args = [args, &["--data-dir", &data, "-o", "json"]].concat();
-        pod.run(&self.plane, &self.address, &args).await
-    }
-
-    /// Writes an XID line into the kernel log of the node, and waits until the controller knows it.
-    pub(crate) async fn fault(&self, code: u32) -> anyhow::Result<()> {
-        self.agent
-            .append_kernel_log(&xid(code, "a fault of the test"))?;
-        let told = code.to_string();
-        wait_for("the fault at the controller", SOON, || async {
-            let status = self.controller.client(["status", "-o", "json"]).await;
-            let status = status.map_err(|error| error.to_string())?.stdout;
-            let status: Value = serde_json::from_str(&status).map_err(|error| error.to_string())?;
-            let nodes = status["fleet"]["nodes"].as_array().into_iter().flatten();
-            let mut faults = nodes.filter_map(|node| node["faults"].as_array()).flatten();
-            if faults.any(|fault| fault["code"] == told.as_str()) {
-                Ok(())
-            } else {
-                Err(self.controller.failure(&status.to_string()).to_string())
-            }
-        })
-        .await
-    }
-
-    /// Reports a fault that is not fatal, of this second.
-    async fn mild(&self, second: i64) -> anyhow::Result<()> {
-        let generated = prost_types::Timestamp {
-            seconds: 1_800_000_000 + second,
-            nanos: 0,
-        };
-        let mild = HealthEvent {
-            is_fatal: false,
-            generated_timestamp: Some(generated),
-            ..event("gpu-1", "1")
-        };
-        let count = 1 + second;
-        send_to(&self.agent, vec![mild]).await?;
-        wait_for("the Event on the node", SOON, || async {
-            let path = "jsonpath={.items[*].count}";
-            let field = "involvedObject.name=gpu-1,type=Warning";
-            let list = ["get", "events", "--field-selector", field, "-o", path];
-            match self.plane.kubectl(list).await {
-                Ok(counts) if counts.split(' ').any(|it| it == count.to_string()) => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
-        })
-        .await
-    }
-
-    /// Waits until the controller has a new certificate.
-    async fn rotated(&self) -> anyhow::Result<()> {
-        wait_for("a new certificate", SOON, || async {
-            let log = self.controller.stderr();
-            match log.matches("a new certificate is made").count() {
-                0 | 1 => Err(log),
-                _ => Ok(()),
-            }
-        })
-        .await
-    }
-
-    /// Damages the published authority, and waits until the controller has written it again.
-    async fn authority_returns(&self) -> anyhow::Result<()> {
-        let patch = r#"{"data": {"ca.crt": "damaged"}}"#;
-        let damage = ["patch", "configmap", "gpuwarden-ca", "-p", patch];
-        self.plane.kubectl(in_namespace(damage)).await?;
-        wait_for("the authority", SOON, || async {
-            let get = ["get", "configmap", "gpuwarden-ca", "-o", "json"];
-            match self.plane.kubectl(in_namespace(get)).await {
-                Ok(map) if map.contains("BEGIN CERTIFICATE") => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
-        })
-        .await
-    }
-
-    /// Runs a pod on the node whose GPU the kubelet names, and waits for its annotation.
-    async fn pod_with_a_gpu(&self) -> anyhow::Result<()> {
-        let client = self.plane.client().await?;
-        testkit::pod("default", "worker")
-            .on("gpu-1")
-            .create(&client)
-            .await?;
-        let socket = self
-            .agent_pod
-            .place("/var/lib/kubelet/pod-resources/kubelet.sock");
-        let devices = ContainerDevices {
-            resource_name: "nvidia.com/gpu".to_owned(),
-            device_ids: vec!["GPU-1".to_owned()],
-        };
-        // For the GPUs of claims the controller reads the ResourceSlices.
-        let claimed = ClaimResource {
-            driver_name: "gpu.nvidia.com".to_owned(),
-            pool_name: "gpu-1".to_owned(),
-            device_name: "gpu-0".to_owned(),
-        };
-        let claim = DynamicResource {
-            claim_name: "gpus".to_owned(),
-            claim_namespace: "default".to_owned(),
-            claim_resources: vec![claimed],
-        };
-        let container = ContainerResources {
-            devices: vec![devices],
-            dynamic_resources: vec![claim],
-            ..ContainerResources::default()
-        };
-        let pods = Pods::default();
-        pods.are([("worker".to_owned(), container)]);
-        pods.serve(&socket.context("a mount of the kubelet's socket")?)?;
-        wait_for("the annotation of the pod", SOON, || async {
-            let get = ["get", "pod", "worker", "-o", "json"];
-            match self.plane.kubectl(get).await {
-                Ok(pod) if pod.contains("dgxc.nvidia.com/devices") => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
-        })
-        .await
-    }
-
-    /// Trips the circuit breaker by the fault of a second node, and waits for its `ConfigMap`.
-    async fn breaker_trips(&self) -> anyhow::Result<()> {
-        send_to(&self.controller, vec![event("gpu-2", "0")]).await?;
-        wait_for("the circuit breaker", SOON, || async {
-            let get = ["get", "configmap", "circuit-breaker", "-o", "json"];
-            match self.plane.kubectl(in_namespace(get)).await {
-                Ok(map) if map.contains("TRIPPED") => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
-        })
-        .await
-    }
-
-    /// Waits until the node is as a test wants it.
-    async fn node_is(&self, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<()> {
-        self.controller
-            .wait_for(what, SOON, || async {
-                let node = self.node().await.map_err(|error| error.to_string())?;
-                if is(&node) {
-                    Ok(())
-                } else {
-                    Err(node.to_string())
-                }
-            })
-            .await
-    }
-
-    /// Returns the node.
-    pub(crate) async fn node(&self) -> anyhow::Result<Value> {
-        let node = self
-            .plane
-            .kubectl(["get", "node", "gpu-1", "-o", "json"])
-            .await?;
-        Ok(serde_json::from_str(&node)?)
-    }
 }
 
 #[tokio::test]

@@ -18,6 +18,8 @@ pub(crate) struct Pod {
     name: String,
     namespace: String,
     container: Value,
+    /// False if the data directory goes with the pod.
+    keeps_data: bool,
     directory: tempfile::TempDir,
 }
 
@@ -36,23 +38,33 @@ impl Pod {
             // The agent is that of one node; a controller may be on any.
             let pod = pods.find(|pod| {
                 let node = &pod["spec"]["nodeName"];
-                node == "gpu-1" || (part != "agent" && node.is_string())
+                let may = node == "gpu-1" || (part != "agent" && node.is_string());
+                may && pod["metadata"]["deletionTimestamp"].is_null()
             });
             pod.cloned().ok_or_else(|| list.to_string())
         });
         let pod = pod.await?;
         let text = |path: &str| pod.pointer(path).and_then(Value::as_str);
         let directory = tempfile::tempdir()?;
+        let volumes = pod["spec"]["volumes"].as_array().context("volumes")?;
         let made = Self {
             name: text("/metadata/name").context("a name")?.to_owned(),
             namespace: NAMESPACE.to_owned(),
             container: pod["spec"]["containers"][0].clone(),
+            keeps_data: volumes
+                .iter()
+                .any(|it| it["name"] == "data" && it["emptyDir"].is_null()),
             directory,
         };
-        for volume in pod["spec"]["volumes"].as_array().into_iter().flatten() {
+        for volume in volumes {
             made.fill(plane, &pod, volume).await?;
         }
         Ok(made)
+    }
+
+    /// Returns whether the next pod finds the data of this one.
+    pub(crate) fn keeps_data(&self) -> bool {
+        self.keeps_data
     }
 
     /// Returns the place of a path in the container: below the mount that it belongs to.
