@@ -141,6 +141,13 @@ fn refused(requests: &[Request]) -> BTreeSet<Permission> {
     refused.map(|request| request.permission.clone()).collect()
 }
 
+/// Returns how many requests the controller made with this verb for this resource.
+pub(super) fn requested(plane: &ControlPlane, verb: &str, resource: &str) -> anyhow::Result<usize> {
+    let requests = requests(plane, "gpuwarden-controller")?;
+    let of = |it: &&Request| it.permission.verb == verb && it.permission.resource == resource;
+    Ok(requests.iter().filter(of).count())
+}
+
 /// Returns what was refused to an account.
 pub(super) fn refused_to(plane: &ControlPlane, account: &str) -> anyhow::Result<Vec<String>> {
     let refused = refused(&requests(plane, account)?);

@@ -1,16 +1,20 @@
-//! Upgrades of the chart while a node is out: to a newer chart and back.
+//! Upgrades of the chart while a node is out: to a newer chart and back, and to values that take a
+//! power away.
 
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
+use kube::Api;
 use serde_json::Value;
+use testkit::{ControlPlane, wait_for};
 
-use super::chart;
-use super::least::nothing_refused;
+use super::least::{nothing_refused, refused_to, requested};
 use super::release::{Release, in_namespace};
+use super::{Helm, chart};
 use crate::gangs::apply;
-use crate::support::{event, recovery, send_to, shape};
+use crate::machines::boots;
+use crate::support::{SOON, condition, event, recovery, send_to, shape};
 
 /// A volume for the claim of the controller.
 const VOLUME: &str = "
@@ -138,4 +142,145 @@ async fn a_session_outlives_an_upgrade_and_a_rollback_in_the_middle_of_its_drain
     assert_eq!(pods, "pod/worker\n");
     nothing_refused(&release.plane, "gpuwarden-controller")?;
     nothing_refused(&release.plane, "gpuwarden-agent")
+}
+
+/// How pods leave: those of the namespace `default` at once, all others when they have ended.
+const MODES: &str = "
+[[userNamespaces]]
+name = \"default\"
+mode = \"Immediate\"
+
+[[userNamespaces]]
+name = \"*\"
+mode = \"AllowCompletion\"
+";
+/// Keeps the pods with its label.
+const BUDGET: &str = "
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: keep}
+spec:
+  minAvailable: 1
+  selector: {matchLabels: {app: kept}}
+";
+
+/// Creates a pod that its budget keeps, and one that has not ended.
+async fn lasting_pods(plane: &ControlPlane) -> anyhow::Result<()> {
+    let client = plane.client().await?;
+    let kept = testkit::pod("default", "kept").label("app", "kept");
+    kept.on("gpu-1").create(&client).await?;
+    plane.namespace("jobs").await?;
+    let job = testkit::pod("jobs", "job").on("gpu-1");
+    job.create(&client).await?;
+    apply(plane, BUDGET).await?;
+    wait_for("a budget that counts its pod", SOON, || async {
+        let healthy = "jsonpath={.status.currentHealthy}";
+        match plane.kubectl(["get", "pdb", "keep", "-o", healthy]).await {
+            Ok(healthy) if healthy == "1" => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_drain_that_is_taken_away_stops_and_the_node_returns_as_it_was() -> anyhow::Result<()> {
+    let modes = tempfile::NamedTempFile::new()?;
+    std::fs::write(modes.path(), MODES)?;
+    let modes = format!("drain.config={}", modes.path().display());
+    let more = ["--set-file", &modes];
+    let Some(mut release) = Release::start("127.77.1.5", &["repair"], &more).await? else {
+        return Ok(());
+    };
+    let helm = Helm::of(Some(&release.plane)).context("Helm, as above")?;
+    let before = shape(&release.node().await?);
+    lasting_pods(&release.plane).await?;
+    send_to(&release.agent, vec![event("gpu-1", "0")]).await?;
+    release
+        .node_is("draining", |node| state(node) == "draining")
+        .await?;
+    let session = identity(&release.node().await?)?;
+    let evictions = || requested(&release.plane, "create", "pods/eviction");
+    wait_for("an eviction that the budget refuses", SOON, || async {
+        match evictions() {
+            Ok(0) => Err("no eviction".to_owned()),
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    })
+    .await?;
+
+    release.ends().await?;
+    let before_upgrade = requested(&release.plane, "create", "pods/eviction")?;
+    helm.deploy(&["quarantine"], &[]).await?;
+    release.starts_again().await?;
+    release.still(&session, "quarantined").await?;
+    let no_drain = |node: &Value| condition(node, "DrainInProgress")["status"] == "False";
+    release.node_is("without a drain", no_drain).await?;
+    release.returned(&before).await?;
+    for (namespace, pod) in [("default", "kept"), ("jobs", "job")] {
+        let ends = "jsonpath={.status.phase} {.metadata.deletionTimestamp}";
+        let get = ["-n", namespace, "get", "pod", pod, "-o", ends];
+        assert_eq!(release.plane.kubectl(get).await?, "Running ", "{pod}");
+    }
+    let evictions = requested(&release.plane, "create", "pods/eviction")?;
+    assert_eq!(evictions, before_upgrade);
+    nothing_refused(&release.plane, "gpuwarden-controller")
+}
+
+/// Waits until a field of all `RebootNode`s has this value.
+async fn reboots(plane: &ControlPlane, is: &str, path: &str) -> anyhow::Result<()> {
+    wait_for("the state of the reboot", SOON, || async {
+        match plane.kubectl(["get", "rebootnodes", "-o", path]).await {
+            Ok(found) if found == is => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await
+}
+
+/// The way back of docs/install.md waits until no repair is under way: this is why.
+#[tokio::test]
+async fn a_repair_that_is_taken_away_in_the_middle_is_not_seen_to_its_end_and_the_node_returns()
+-> anyhow::Result<()> {
+    let Some(mut release) = Release::start("127.77.1.6", &["repair"], &[]).await? else {
+        return Ok(());
+    };
+    let helm = Helm::of(Some(&release.plane)).context("Helm, as above")?;
+    let nodes = Api::all(release.plane.client().await?);
+    boots(&nodes, "gpu-1", "boot-1").await?;
+    let before = shape(&release.node().await?);
+    send_to(&release.agent, vec![event("gpu-1", "0")]).await?;
+    let sent = "jsonpath={.items[*].status.conditions[?(@.type=='SignalSent')].status}";
+    reboots(&release.plane, "True", sent).await?;
+    let session = identity(&release.node().await?)?;
+
+    release.ends().await?;
+    helm.deploy(&["quarantine"], &[]).await?;
+    release.starts_again().await?;
+    release.still(&session, "remediating").await?;
+    let told = || async {
+        let story = release.controller.client(["explain", "gpu-1"]).await;
+        let story = story.map_err(|error| error.to_string())?.stdout;
+        let mut lines = story.lines().filter(|line| line.starts_with("awaited"));
+        let is = lines.any(|line| line.contains("cannot list resource \"rebootnodes\""));
+        is.then_some(()).ok_or(story)
+    };
+    wait_for("the reason why the reboot is not seen", SOON, told).await?;
+    release.returned(&before).await?;
+
+    // The janitor of the next upgrade sees the reboot to its end, and begins no other.
+    release.ends().await?;
+    helm.deploy(&["repair"], &[]).await?;
+    release.starts_again().await?;
+    boots(&nodes, "gpu-1", "boot-2").await?;
+    let ended = "jsonpath={.items[*].status.conditions[?(@.type=='AttemptComplete')].reason}";
+    reboots(&release.plane, "Succeeded", ended).await?;
+    assert_eq!(shape(&release.node().await?), before);
+    let refused = refused_to(&release.plane, "gpuwarden-controller")?;
+    let of_reboots = "rebootnodes janitor.dgxc.nvidia.com";
+    let expected = ["get", "list"].map(|verb| format!("{verb} {of_reboots}"));
+    let known = |one: &String| expected.iter().any(|it| one.starts_with(it));
+    assert!(refused.iter().all(known), "{refused:?}");
+    Ok(())
 }
