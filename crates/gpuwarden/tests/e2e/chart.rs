@@ -11,6 +11,8 @@ pub(crate) mod least;
 mod pod;
 #[path = "chart/release.rs"]
 mod release;
+#[path = "chart/removal.rs"]
+mod removal;
 #[path = "chart/upgrade.rs"]
 mod upgrade;
 #[path = "chart/values.rs"]

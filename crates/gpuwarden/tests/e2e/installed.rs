@@ -49,7 +49,7 @@ async fn plane(version: Version, serve: &str) -> anyhow::Result<Option<testkit::
 }
 
 /// Writes a kubeconfig with the token of the webhook's account.
-async fn kubeconfig(plane: &ControlPlane, into: &Path) -> anyhow::Result<PathBuf> {
+pub(crate) async fn kubeconfig(plane: &ControlPlane, into: &Path) -> anyhow::Result<PathBuf> {
     let token = ["create", "token", ACCOUNT, "-n", INSTALLED_IN];
     let token = plane.kubectl(token).await?;
     let config = plane
@@ -60,6 +60,13 @@ async fn kubeconfig(plane: &ControlPlane, into: &Path) -> anyhow::Result<PathBuf
     let path = into.join("kubeconfig");
     std::fs::write(&path, config.to_string())?;
     Ok(path)
+}
+
+/// Returns the configuration of the webhook's pods.
+pub(crate) async fn config(plane: &ControlPlane) -> anyhow::Result<String> {
+    let data = "jsonpath={.data.config\\.yaml}";
+    let get = ["get", "configmap", ACCOUNT, "-n", INSTALLED_IN, "-o", data];
+    plane.kubectl(get).await
 }
 
 /// Returns whether the account has a permission: verb, API group, resource, name and namespace,
@@ -193,16 +200,7 @@ async fn the_account_of_the_chart_may_do_all_that_the_webhook_does() -> anyhow::
     };
     let directory = tempfile::tempdir()?;
     let speaks = kubeconfig(&plane, directory.path()).await?;
-    let configured = [
-        "get",
-        "configmap",
-        ACCOUNT,
-        "-n",
-        INSTALLED_IN,
-        "-o",
-        "jsonpath={.data.config\\.yaml}",
-    ];
-    let config = plane.kubectl(configured).await?;
+    let config = config(&plane).await?;
     let balancer = Balancer::start().await?;
     let url = format!("https://{}", balancer.address());
     let flags = [

@@ -8,7 +8,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, NodeBuilder, Options, Private, Version};
 
-use crate::support::{SOON, Scene, event, gpuwarden, recovery, send_to, xid};
+use crate::support::{HAND_OVER, JANITOR, SOON, Scene, event, gpuwarden, recovery, send_to, xid};
 
 pub(crate) const UUID: &str = "GPU-d2e7c0ff-0000-4000-8000-000000000001";
 const DCGM: &str = "nvidia.com/gpu.deploy.dcgm";
@@ -20,7 +20,8 @@ const CRDS: &str = concat!(
     "/../../deploy/helm/gpuwarden/crds"
 );
 
-const REMEDIATION: &str = r#"
+/// Asks for a reset of the GPU of a fault, before [`HAND_OVER`].
+const RESET: &str = r#"
 [remediationActions.COMPONENT_RESET]
 apiGroup = "janitor.dgxc.nvidia.com"
 version = "v1alpha1"
@@ -31,28 +32,9 @@ templateFileName = "gpu-reset.yaml"
 equivalenceGroup = "reset"
 impactedEntityScope = "GPU_UUID"
 
-[remediationActions.REPLACE_VM]
-apiGroup = "nvsentinel.dgxc.nvidia.com"
-version = "v1"
-kind = "ExternalRemediationRequest"
-scope = "Cluster"
-completeConditionType = "ExternalRemediationComplete"
-templateFileName = "hand-over.yaml"
-equivalenceGroup = "external"
-
-[templates]
-"hand-over.yaml" = """
-apiVersion: {{ .ApiGroup }}/{{ .Version }}
-kind: {{ .Kind }}
-metadata:
-  name: extrr-{{ .NodeName }}-{{ .HealthEventID }}
-spec:
-  healthEvent:
-    nodeName: {{ .NodeName | printf "%q" }}
-    checkName: {{ .HealthEvent.CheckName | printf "%q" }}
-    recommendedAction: {{ .RecommendedActionName | printf "%q" }}
-"""
-"gpu-reset.yaml" = """
+"#;
+/// Template of that reset, after the templates of [`HAND_OVER`].
+const RESET_TEMPLATE: &str = r#""gpu-reset.yaml" = """
 apiVersion: janitor.dgxc.nvidia.com/v1alpha1
 kind: GPUReset
 metadata:
@@ -63,13 +45,6 @@ spec:
     uuids: [{{ .ImpactedEntityScopeValue | printf "%q" }}]
 """
 "#;
-const JANITOR: &str = "
-gpuResetController:
-  enabled: true
-  serviceManager: {name: gpu-operator}
-  resetJob:
-    imageConfig: {image: example.com/gpuwarden:1}
-";
 
 struct Requests {
     plane: Private,
@@ -98,7 +73,10 @@ impl Requests {
         };
         let drain = file("drain.toml", "partialDrainEnabled = true\n")?;
         let (remediation, janitor) = (
-            file("remediation.toml", REMEDIATION)?,
+            file(
+                "remediation.toml",
+                &format!("{RESET}{HAND_OVER}{RESET_TEMPLATE}"),
+            )?,
             file("janitor.yaml", JANITOR)?,
         );
         let arrange = |launch: Launch| {
@@ -325,7 +303,8 @@ async fn a_reset_that_is_deleted_half_way_puts_everything_back() -> anyhow::Resu
 }
 
 /// Returns the status of a hand-over as an external system writes it.
-fn external(status: &str) -> Value {
+/// Returns the status of a hand-over whose system is done, or is not.
+pub(crate) fn external(status: &str) -> Value {
     json!({"status": {"conditions": [
         {"type": "NVSentinelOwnershipReleased", "status": "True", "reason": "ReleaseTaintApplied",
          "message": "", "lastTransitionTime": "2026-11-24T00:00:00Z"},

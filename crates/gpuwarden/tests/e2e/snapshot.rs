@@ -132,3 +132,23 @@ pub(crate) fn differences(
     differences.extend(new.map(|(path, object)| format!("{path} is new: {object}")));
     differences
 }
+
+/// Waits until all objects are as before, but for the differences that `allowed` lists by their
+/// beginnings.
+pub(crate) async fn restored(
+    client: &Client,
+    before: &BTreeMap<String, Value>,
+    allowed: &[&str],
+) -> anyhow::Result<()> {
+    wait_for("all objects as before", SOON, || async {
+        let now = objects(client).await.map_err(|error| error.to_string())?;
+        let differences = differences(before, &now);
+        let expected = |text: &String| allowed.iter().any(|one| text.starts_with(one));
+        if differences.len() == allowed.len() && differences.iter().all(expected) {
+            Ok(())
+        } else {
+            Err(differences.join("\n"))
+        }
+    })
+    .await
+}

@@ -21,6 +21,40 @@ use tonic::transport::Endpoint;
 /// Time for any expected event, also on a very busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 
+/// Configuration of a remediation that hands a node over whose replacement is recommended. It ends
+/// with the table of the templates.
+pub(crate) const HAND_OVER: &str = r#"
+[remediationActions.REPLACE_VM]
+apiGroup = "nvsentinel.dgxc.nvidia.com"
+version = "v1"
+kind = "ExternalRemediationRequest"
+scope = "Cluster"
+completeConditionType = "ExternalRemediationComplete"
+templateFileName = "hand-over.yaml"
+equivalenceGroup = "external"
+
+[templates]
+"hand-over.yaml" = """
+apiVersion: {{ .ApiGroup }}/{{ .Version }}
+kind: {{ .Kind }}
+metadata:
+  name: extrr-{{ .NodeName }}-{{ .HealthEventID }}
+spec:
+  healthEvent:
+    nodeName: {{ .NodeName | printf "%q" }}
+    checkName: {{ .HealthEvent.CheckName | printf "%q" }}
+    recommendedAction: {{ .RecommendedActionName | printf "%q" }}
+"""
+"#;
+/// Configuration of a janitor that resets GPUs by Jobs, and stops services meanwhile.
+pub(crate) const JANITOR: &str = "
+gpuResetController:
+  enabled: true
+  serviceManager: {name: gpu-operator}
+  resetJob:
+    imageConfig: {image: example.com/gpuwarden:1}
+";
+
 /// A node, and the product that is responsible for it.
 pub(crate) struct Scene {
     pub(crate) node: String,

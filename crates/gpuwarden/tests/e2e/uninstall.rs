@@ -1,5 +1,5 @@
 //! `gpuwarden uninstall` on a real API server: afterwards all objects of the cluster equal those
-//! before the installation, except for a literal list.
+//! before the installation, except for a literal list. `chart/removal.rs` does the same with the chart.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Options, Private, Product, Version, binary, wait_for};
 
 use crate::doctor::kubeconfig_of;
-use crate::snapshot::{differences, get, objects, settled};
-use crate::support::{SOON, condition, event, gpuwarden, object, send_to};
+use crate::snapshot::{differences, get, objects, restored, settled};
+use crate::support::{HAND_OVER, JANITOR, SOON, condition, event, gpuwarden, object, send_to};
 use crate::webhook::{NAMESPACE as WEBHOOK_NAMESPACE, Webhook};
 
 const CRDS: &str = concat!(
@@ -37,38 +37,6 @@ taint = { key = "gpuwarden.dev/out", value = "fault", effect = "NoSchedule" }
 kind = "HealthEvent"
 expression = "event.isFatal"
 "#;
-
-const REMEDIATION: &str = r#"
-[remediationActions.REPLACE_VM]
-apiGroup = "nvsentinel.dgxc.nvidia.com"
-version = "v1"
-kind = "ExternalRemediationRequest"
-scope = "Cluster"
-completeConditionType = "ExternalRemediationComplete"
-templateFileName = "hand-over.yaml"
-equivalenceGroup = "external"
-
-[templates]
-"hand-over.yaml" = """
-apiVersion: {{ .ApiGroup }}/{{ .Version }}
-kind: {{ .Kind }}
-metadata:
-  name: extrr-{{ .NodeName }}-{{ .HealthEventID }}
-spec:
-  healthEvent:
-    nodeName: {{ .NodeName | printf "%q" }}
-    checkName: {{ .HealthEvent.CheckName | printf "%q" }}
-    recommendedAction: {{ .RecommendedActionName | printf "%q" }}
-"""
-"#;
-
-const JANITOR: &str = "
-gpuResetController:
-  enabled: true
-  serviceManager: {name: gpu-operator}
-  resetJob:
-    imageConfig: {image: example.com/gpuwarden:1}
-";
 
 /// A cluster, and what was in it before gpuwarden.
 struct Before {
@@ -106,7 +74,6 @@ impl Before {
         }))
     }
 
-    /// Runs `gpuwarden uninstall`. Returns its exit code, and both outputs.
     fn uninstall(&self, args: &[&str]) -> (Option<i32>, String) {
         uninstall(self.plane.kubeconfig(), args)
     }
@@ -153,23 +120,12 @@ impl Before {
 
     /// Waits until all objects are as before, but for those that `allowed` lists.
     async fn restored(&self, allowed: &[&str]) -> anyhow::Result<()> {
-        wait_for("all objects as before", SOON, || async {
-            let now = objects(&self.client)
-                .await
-                .map_err(|error| error.to_string())?;
-            let differences = differences(&self.objects, &now);
-            let expected = |text: &String| allowed.iter().any(|one| text.starts_with(one));
-            if differences.len() == allowed.len() && differences.iter().all(expected) {
-                Ok(())
-            } else {
-                Err(differences.join("\n"))
-            }
-        })
-        .await
+        restored(&self.client, &self.objects, allowed).await
     }
 }
 
-fn uninstall(kubeconfig: &Path, args: &[&str]) -> (Option<i32>, String) {
+/// Runs `gpuwarden uninstall` on a cluster. Returns its exit code, and both outputs.
+pub(crate) fn uninstall(kubeconfig: &Path, args: &[&str]) -> (Option<i32>, String) {
     let kubeconfig = kubeconfig.display().to_string();
     let args = [&["uninstall", "--kubeconfig", &kubeconfig], args].concat();
     let (code, output, errors) = gpuwarden(&args, "");
@@ -243,7 +199,7 @@ async fn everything_is_as_it_was_before_gpuwarden_came() -> anyhow::Result<()> {
     let drain = "[[userNamespaces]]\nname = \"train\"\nmode = \"AllowCompletion\"\n";
     let (policy, drain) = (file("policy.toml", POLICY)?, file("drain.toml", drain)?);
     let (remediation, janitor) = (
-        file("remediation.toml", REMEDIATION)?,
+        file("remediation.toml", HAND_OVER)?,
         file("janitor.yaml", JANITOR)?,
     );
     let more = [
