@@ -1,10 +1,10 @@
 //! `doctor` of a release: from outside with an operator's permissions, and in its pods.
 
 use serde_json::Value;
-use testkit::{Output, Version, wait_for};
+use testkit::{Output, wait_for};
 
-use super::least::Release;
-use super::{Helm, NAMESPACE, plane};
+use super::NAMESPACE;
+use super::release::Release;
 use crate::doctor::one;
 use crate::support::SOON;
 
@@ -22,10 +22,7 @@ fn of_check<'a>(findings: &'a Value, check: &str) -> Vec<&'a Value> {
 
 #[tokio::test]
 async fn doctor_names_what_a_release_lacks() -> anyhow::Result<()> {
-    let Some(plane) = plane(Version::V1_37).await? else {
-        return Ok(());
-    };
-    let Some(helm) = Helm::of(Some(&plane)) else {
+    let Some((plane, helm)) = Release::cluster().await? else {
         return Ok(());
     };
     let doctor = async || of_cluster(plane.kubeconfig()).await;
