@@ -70,6 +70,8 @@ mod output;
 mod own_certificate;
 #[path = "e2e/packages.rs"]
 mod packages;
+#[path = "e2e/page.rs"]
+mod page;
 #[path = "e2e/places.rs"]
 mod places;
 #[path = "e2e/player.rs"]
@@ -114,6 +116,8 @@ mod story_uncordoned;
 mod support;
 #[path = "e2e/throttled.rs"]
 mod throttled;
+#[path = "e2e/tutorial.rs"]
+mod tutorial;
 #[path = "e2e/uninstall.rs"]
 mod uninstall;
 #[path = "e2e/validating.rs"]
