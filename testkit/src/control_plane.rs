@@ -206,6 +206,11 @@ impl ControlPlane {
         Ok(Client::try_from(config)?)
     }
 
+    /// Returns the path of kubectl.
+    pub fn kubectl_program(&self) -> &Path {
+        &self.kubectl
+    }
+
     /// Runs kubectl as administrator and returns its standard output.
     ///
     /// Fails with kubectl's output if kubectl fails.

@@ -98,6 +98,8 @@ mod reports;
 mod requests;
 #[path = "e2e/rivals.rs"]
 mod rivals;
+#[path = "e2e/runbook.rs"]
+mod runbook;
 #[path = "e2e/scheduled.rs"]
 mod scheduled;
 #[path = "e2e/snapshot.rs"]

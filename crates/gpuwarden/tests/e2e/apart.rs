@@ -13,6 +13,7 @@ use testkit::{Authority, ControlPlane, Launch, Options, Product, Purpose, Versio
 use tokio::net::TcpSocket;
 
 use crate::crash::{self, ALL_SENT, Moments};
+use crate::runbook::Reader;
 use crate::support::{SOON, Scene, object, own_port, xid};
 
 /// Kills of either process, outside of the soak.
@@ -267,6 +268,10 @@ async fn foreign_node(plane: &ControlPlane) -> anyhow::Result<()> {
     assert_eq!(status["delivery"]["refused"], 1, "{status}");
     let aside = apart.agent.data_dir().join("outbox/refused.jsonl");
     assert!(std::fs::read_to_string(aside)?.contains(&victim));
+    let data = apart.agent.data_dir().display().to_string();
+    let names = [("/var/lib/gpuwarden", data.as_str())];
+    let mut reader = Reader::beside(&apart.agent, None)?;
+    reader.runbook("GpuwardenEventsPutAside", &names).await?;
     let node = object(&apart.scene.nodes, &victim).await?;
     assert_eq!(node["spec"]["unschedulable"], Value::Null);
     assert!(

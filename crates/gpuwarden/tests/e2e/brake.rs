@@ -9,6 +9,7 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Options, Private, Product, Version};
 
+use crate::runbook::Reader;
 use crate::support::{SOON, event, recovery, send_to};
 
 /// Namespace of the product's `ConfigMaps` in these tests.
@@ -182,6 +183,8 @@ async fn a_budget_holds_lets_go_when_there_is_room_and_survives_a_kill() -> anyh
         "{story}"
     );
     fleet.metric("gpuwarden_quarantine_held_nodes 3").await?;
+    let mut reader = Reader::beside(&fleet.product, Some(&fleet.plane))?;
+    reader.runbook("GpuwardenQuarantineHeld", &[]).await?;
     fleet
         .metric("fault_quarantine_breaker_utilization 1.0")
         .await?;

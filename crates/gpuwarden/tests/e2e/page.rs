@@ -3,7 +3,7 @@
 //! In a block a line with `$ ` is a command, and the lines up to the next one are its output. `...`
 //! stands for any text, and for any lines where it has a line for itself.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use regex::Regex;
@@ -11,6 +11,9 @@ use testkit::{binary, wait_for};
 use tokio::process::Command;
 
 use crate::support::SOON;
+
+/// Output that the page leaves out; the command has to succeed.
+pub(crate) const ANYTHING: &str = "...\n";
 
 /// A command, and the output that the page shows.
 #[derive(Debug)]
@@ -56,6 +59,7 @@ pub(crate) fn steps(text: &str) -> Vec<Step> {
 fn without_variables(text: &str, home: &str) -> String {
     let replacements = [
         (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", "TIME"),
+        (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME"),
         (r"\b\d+(ms|s|m|h|d)\b", "AGE"),
         (r"\([0-9a-f]{24}\)", "(ID)"),
         (r"pid=\d+", "pid=PID"),
@@ -80,7 +84,7 @@ fn is_as_shown(output: &str, shown: &str) -> bool {
     let pattern: String = shown
         .split_inclusive('\n')
         .map(|line| match line {
-            "...\n" => "(?:.*\n)*".to_owned(),
+            ANYTHING => "(?:.*\n)*".to_owned(),
             line => regex::escape(line).replace(r"\.\.\.", ".*"),
         })
         .collect();
@@ -109,12 +113,19 @@ impl Shell {
         })
     }
 
+    /// Lets the shell find a program by its name.
+    pub(crate) fn add_program(&mut self, program: &Path) {
+        let (_, path) = &mut self.env[1];
+        *path = format!("{}:{path}", program.parent().unwrap().display());
+    }
+
     /// Returns a process of the shell that becomes a command, with one stream for all its output.
     pub(crate) fn command(&self, command: &str) -> Command {
         let mut shell = Command::new("bash");
         shell
             .args(["-c", &format!("exec 2>&1\n{}{command}", self.exports)])
             .current_dir(&self.dir)
+            .env_remove("GPUWARDEN_KUBECONFIG")
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .kill_on_drop(true);
@@ -142,7 +153,11 @@ impl Shell {
             wait_for(&format!("the output of {command:?}"), SOON, || async {
                 let output = self.command(command).output().await;
                 let output = output.map_err(|error| error.to_string())?;
-                self.compare(&String::from_utf8_lossy(&output.stdout), shown)
+                let printed = String::from_utf8_lossy(&output.stdout);
+                if shown == ANYTHING && !output.status.success() {
+                    return Err(format!("{}: {printed}", output.status));
+                }
+                self.compare(&printed, shown)
             })
             .await?;
         }

@@ -16,18 +16,19 @@ use testkit::{
 
 use crate::brake;
 use crate::monitoring::{Monitoring, dashboards, repository};
+use crate::runbook::{Reader, filled};
 use crate::support::{SOON, event, own_port, recovery, send_to, xid};
 use crate::webhook::{self, Webhook};
 
-const NAMESPACE: &str = "warden";
+const NAMESPACE: &str = "gpuwarden";
 /// Namespace of the pods that a drain waits for.
-const JOBS: &str = "jobs";
+const JOBS: &str = "ml";
 /// GPU nodes of the cluster.
 const NODES: usize = 5;
 /// Circuit breaker that trips on the third of five nodes, in a policy without budgets.
 const BREAKER: &str = "[circuitBreaker]\npercentage = 40\nduration = \"10m\"\n";
 /// Drain that waits for pods in [`JOBS`] until they have ended.
-const DRAIN: &str = "[[userNamespaces]]\nname = \"jobs\"\nmode = \"AllowCompletion\"\n";
+const DRAIN: &str = "[[userNamespaces]]\nname = \"ml\"\nmode = \"AllowCompletion\"\n";
 /// Healthy driver of the observing product.
 const HEALTHY: &str = "gpus = 2\n";
 /// Driver that does not answer.
@@ -178,7 +179,7 @@ impl Story {
             let node = node.label("nvidia.com/gpu.present", "true");
             node.create(&client).await?;
         }
-        let job = testkit::pod(JOBS, "train").on("n1");
+        let job = testkit::pod(JOBS, "train-0").on("n1").gpus(8);
         job.create(&client).await?;
         let files = tempfile::tempdir()?;
         let (policy, drain) = (files.path().join("policy"), files.path().join("drain"));
@@ -244,26 +245,22 @@ impl Story {
         })
     }
 
-    /// Runs the commands of gpuwarden that the firing alerts name, and checks that each prints
-    /// `text`.
-    async fn commands_say(&self, alert: &str, text: &str) -> anyhow::Result<()> {
+    /// Follows the runbook of a firing alert beside the acting product. It has the command of the
+    /// alert's description.
+    async fn runbook(&self, alert: &str, names: &[(&str, &str)]) -> anyhow::Result<()> {
+        let mut reader = Reader::beside(&self.acting, Some(&self.plane))?;
+        let drain = self.files.path().join("drain").display().to_string();
+        reader.shell.env.push(("GPUWARDEN_DRAIN_CONFIG", drain));
+        let commands = reader.runbook(alert, names).await?;
         let description = self.monitoring.description(alert)?;
-        let command = description
+        let told = description
             .split('\'')
             .find(|it| it.starts_with("gpuwarden "));
-        let command = command.unwrap_or_else(|| panic!("no command in {description:?}"));
-        let words = command.split_whitespace().skip(1);
-        // The environment of the product's pod.
-        let output = tokio::process::Command::new(binary()?)
-            .args(words)
-            .env("GPUWARDEN_SERVER", self.acting.address())
-            .env("GPUWARDEN_KUBECONFIG", self.plane.kubeconfig())
-            .env("GPUWARDEN_DRAIN_CONFIG", self.files.path().join("drain"))
-            .output()
-            .await?;
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        assert!(said.contains(text), "{command}: {said}");
+        let told = told.map(|it| filled(it, names));
+        assert!(
+            told.is_none_or(|it| commands.contains(&it)),
+            "{description}: {commands:?}"
+        );
         Ok(())
     }
 }
@@ -300,15 +297,12 @@ async fn the_right_alerts_fire_and_every_panel_has_its_data() -> anyhow::Result<
     story
         .fire(&["GpuwardenNodeOutTooLong n1", "GpuwardenDrainStuck n1"])
         .await?;
-    story
-        .commands_say("GpuwardenDrainStuck", "jobs/train")
-        .await?;
-    story
-        .commands_say("GpuwardenNodeOutTooLong", "GpuMemWatch")
-        .await?;
+    let names = [("NODE", "n1")];
+    story.runbook("GpuwardenDrainStuck", &names).await?;
+    story.runbook("GpuwardenNodeOutTooLong", &names).await?;
     let pods: Api<Pod> = Api::namespaced(story.plane.client().await?, JOBS);
     let now = DeleteParams::default().grace_period(0);
-    pods.delete("train", &now).await?;
+    pods.delete("train-0", &now).await?;
     story.send(recoveries(["n1"])).await?;
     story.fire(&[]).await?;
 
@@ -322,40 +316,26 @@ async fn the_right_alerts_fire_and_every_panel_has_its_data() -> anyhow::Result<
         "GpuwardenQuarantineHeld",
     ];
     story.fire(&storm).await?;
-    story
-        .commands_say("GpuwardenBreakerTripped", "TRIPPED")
-        .await?;
     every_panel_answers(&story.monitoring).await?;
     every_series_is_described(&[story.acting.address(), story.observing.address()]).await?;
     story.send(recoveries(["n2", "n3", "n4"])).await?;
-    // The command of the runbook.
-    let closed = r#"{"data":{"status":"CLOSED"}}"#;
-    let close = [
-        "patch",
-        "configmap",
-        "circuit-breaker",
-        "--type",
-        "merge",
-        "-p",
-        closed,
-    ];
-    let args = ["-n", NAMESPACE].into_iter().chain(close);
-    story.plane.kubectl(args).await?;
+    story.runbook("GpuwardenBreakerTripped", &[]).await?;
     story.fire(&[]).await?;
 
     // A pause.
     let pause = ["pause", "--for", "1h", "--reason", "roll-out"];
     story.client(&pause).await?.expect(0)?;
     story.fire(&["GpuwardenPausedTooLong"]).await?;
-    story
-        .commands_say("GpuwardenPausedTooLong", "roll-out")
-        .await?;
-    story.client(&["resume"]).await?.expect(0)?;
+    story.runbook("GpuwardenPausedTooLong", &[]).await?;
     story.fire(&[]).await?;
 
     // Blindness.
     std::fs::write(story.driver.path(), HANGS)?;
     story.fire(&["GpuwardenSourceBlind gpu-health"]).await?;
+    let mut reader = Reader::beside(&story.observing, None)?;
+    let driver = story.driver.path().display().to_string();
+    reader.shell.env.push(("GPUWARDEN_FAKE_GPUS", driver));
+    reader.runbook("GpuwardenSourceBlind", &[]).await?;
     std::fs::write(story.driver.path(), HEALTHY)?;
     story.fire(&[]).await?;
 
@@ -363,6 +343,13 @@ async fn the_right_alerts_fire_and_every_panel_has_its_data() -> anyhow::Result<
     let policy = story.files.path().join("policy");
     std::fs::write(&policy, "[[rule-set]]\n")?;
     story.fire(&["GpuwardenPolicyRejected rejected"]).await?;
+    let path = policy.display().to_string();
+    let names = [("FILE", path.as_str())];
+    story.runbook("GpuwardenPolicyRejected", &names).await?;
+    let instance = story.acting.address().trim_start_matches("http://");
+    let names = [("INSTANCE", instance), ("METRIC", "gpuwarden_nodes")];
+    let mut reader = Reader::beside(&story.acting, None)?;
+    reader.runbook("GpuwardenMetricMissing", &names).await?;
     std::fs::write(&policy, format!("{BREAKER}{}", brake::RULES))?;
     story.fire(&[]).await?;
     assert!(story.send([event("", "0")]).await.is_err());
@@ -380,6 +367,9 @@ async fn the_right_alerts_fire_and_every_panel_has_its_data() -> anyhow::Result<
         "GpuwardenAgentAbsent",
     ];
     story.fire(&end).await?;
+    story.runbook("GpuwardenDown", &[]).await?;
+    story.runbook("GpuwardenControllerAbsent", &[]).await?;
+    story.runbook("GpuwardenAgentAbsent", &[]).await?;
     let all: BTreeSet<&str> = [
         "GpuwardenNodeOutTooLong",
         "GpuwardenDrainStuck",
@@ -456,6 +446,10 @@ async fn a_store_without_room_is_reported_while_it_lasts() -> anyhow::Result<()>
     product.append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
     let full = ["GpuwardenStoreFailing", "GpuwardenEventsNotStored"];
     monitoring.fire(&full).await?;
+    let data = product.data_dir().display().to_string();
+    let names = [("/var/lib/gpuwarden", data.as_str())];
+    let mut reader = Reader::beside(&product, None)?;
+    reader.runbook("GpuwardenStoreFailing", &names).await?;
     disk.empty()?;
     monitoring.fire(&[]).await?;
     let ever = monitoring.ever();
@@ -526,6 +520,8 @@ async fn agent_controller_and_webhook_lack_no_metric_and_are_missed() -> anyhow:
     let addresses = [controller.address(), agent.address(), &answering];
     let monitoring = Monitoring::start(&programs, &addresses, &rules(true)?).await?;
     monitoring.fire(&["GpuwardenCertificateExpiring"]).await?;
+    let mut central = Reader::beside(&controller, Some(&plane))?;
+    central.runbook("GpuwardenNoLeader", &[]).await?;
     certify(None)?;
     monitoring.fire(&[]).await?;
     every_series_is_described(&addresses).await?;
@@ -538,6 +534,10 @@ async fn agent_controller_and_webhook_lack_no_metric_and_are_missed() -> anyhow:
         "GpuwardenDeliveryBehind",
     ];
     monitoring.fire(&away).await?;
+    let mut local = Reader::beside(&agent, None)?;
+    let address = format!("http://{at}");
+    local.shell.env.push(("GPUWARDEN_CONTROLLER", address));
+    local.runbook("GpuwardenDeliveryBehind", &[]).await?;
     webhook.end().await?;
     let both = [
         &away[..],
@@ -545,6 +545,7 @@ async fn agent_controller_and_webhook_lack_no_metric_and_are_missed() -> anyhow:
     ]
     .concat();
     monitoring.fire(&both).await?;
+    central.runbook("GpuwardenWebhookAbsent", &[]).await?;
     let ever = monitoring.ever();
     let all = [&both[..], &["GpuwardenCertificateExpiring"]].concat();
     let expected = |name: &String| all.iter().any(|one| one.split(' ').next() == Some(name));

@@ -11,6 +11,7 @@ use crate::janitor::resources;
 use crate::machines::Played;
 use crate::remediation::{condition, of_node};
 use crate::requests::{UUID, has};
+use crate::runbook::Reader;
 use crate::stages::recovered;
 use crate::story::Story;
 use crate::support::{SOON, xid};
@@ -86,6 +87,9 @@ async fn a_provider_that_throttles_is_asked_again_and_where_it_refuses_a_person_
     };
     story.reboot("the second try", 1, waits).await?;
     drain.state("remediating").await?;
+    let mut reader = Reader::beside(&drain.scene.product, Some(&plane))?;
+    let names = [("NODE", drain.scene.node.as_str())];
+    reader.runbook("GpuwardenRemediationStuck", &names).await?;
     // A final refusal leads to the next group and, after the last group, to a person.
     let refused = |object: &Value| {
         let conditions = object["status"]["conditions"].as_array();
@@ -94,6 +98,7 @@ async fn a_provider_that_throttles_is_asked_again_and_where_it_refuses_a_person_
     };
     story.reboot("the second reboot's end", 2, refused).await?;
     drain.state("remediation-failed").await?;
+    reader.runbook("GpuwardenRemediationFailed", &names).await?;
     let made = story.made().await?;
     let tries = made[0]["status"]["conditions"].to_string();
     assert!(
