@@ -18,7 +18,7 @@ use testkit::Launch;
 use super::{GPUS, SETTLE, children, listed, used, with_gpus};
 use crate::Args;
 
-/// Limits under test, in MiB; the last is that of `examples/kubernetes/agent-*.yaml`.
+/// Limits under test, in MiB. That of the chart is larger.
 pub(super) const LIMITS_MIB: [u64; 3] = [48, 64, 96];
 /// Memory that NVML and libcuda allocated in the probe with a real H100 (driver 580, MiB).
 const LIBRARY_MIB: usize = 15;

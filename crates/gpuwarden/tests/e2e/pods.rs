@@ -22,13 +22,6 @@ use crate::support::{SOON, Scene, own_port};
 const DEVICES: &str = "dgxc.nvidia.com/devices";
 const ONE: &str = r#"{"devices":{"nvidia.com/gpu":["GPU-1"]}}"#;
 
-/// Manifests of the agent, one for each way to access the GPUs of a node.
-const MANIFESTS: [&str; 3] = [
-    include_str!("../../../../examples/kubernetes/agent-runtime-class.yaml"),
-    include_str!("../../../../examples/kubernetes/agent-driver-root.yaml"),
-    include_str!("../../../../examples/kubernetes/agent-dra.yaml"),
-];
-
 /// A kubelet that has allocated `GPU-1` to the pod `default/NAME`.
 struct Kubelet {
     pod: String,
@@ -252,41 +245,5 @@ async fn a_gpu_of_a_pod_that_the_kubelet_calls_unhealthy_is_named() -> anyhow::R
         "pod       default/{name}: the kubelet reports its nvidia.com/gpu GPU-1 as unhealthy"
     );
     assert!(story.stdout.contains(&expected), "{}", story.stdout);
-    Ok(())
-}
-
-#[tokio::test]
-async fn an_agent_reaches_gpus_in_three_ways_and_takes_none() -> anyhow::Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
-        return Ok(());
-    };
-    let namespace = unique("ways");
-    plane.namespace(&namespace).await?;
-    let admin = "resource.kubernetes.io/admin-access=true";
-    plane
-        .kubectl(["label", "namespace", &namespace, admin])
-        .await?;
-    for manifest in MANIFESTS {
-        assert!(!manifest.contains("nvidia.com/gpu:"), "{manifest}");
-        let file = tempfile::NamedTempFile::new()?;
-        let here = format!("namespace: {namespace}\n");
-        std::fs::write(
-            file.path(),
-            manifest.replace("namespace: gpuwarden\n", &here),
-        )?;
-        let file = file.path().display().to_string();
-        let apply = [
-            "apply",
-            "--dry-run=server",
-            "--validate=strict",
-            "-f",
-            &file,
-        ];
-        let applied = plane.kubectl(apply).await?;
-        assert!(
-            applied.contains("daemonset.apps/gpuwarden-agent"),
-            "{applied}"
-        );
-    }
     Ok(())
 }

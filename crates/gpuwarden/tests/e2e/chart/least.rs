@@ -72,7 +72,7 @@ pub(crate) async fn permissions(
     Ok(found)
 }
 
-fn texts(value: &Value) -> Vec<String> {
+pub(super) fn texts(value: &Value) -> Vec<String> {
     let texts = value.as_array().into_iter().flatten();
     texts
         .filter_map(|it| Some(it.as_str()?.to_owned()))

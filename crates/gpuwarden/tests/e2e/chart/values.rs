@@ -3,7 +3,9 @@
 use serde_json::Value;
 use testkit::{ControlPlane, Version};
 
+use super::least::texts;
 use super::{Helm, LADDER, NAMESPACE, values_file};
+use crate::monitoring::repository;
 
 /// Wrong values, and the path and the hint of their refusal.
 const WRONG: [(&str, &str); 14] = [
@@ -81,7 +83,7 @@ async fn wrong_values_are_refused_with_their_path_and_a_hint() -> anyhow::Result
 }
 
 /// Returns the rendered object of a kind and name.
-fn object(rendered: &str, kind: &str, name: &str) -> Option<Value> {
+pub(super) fn object(rendered: &str, kind: &str, name: &str) -> Option<Value> {
     let documents = rendered.split("\n---\n");
     let mut objects = documents.filter_map(|text| serde_saphyr::from_str::<Value>(text).ok());
     objects.find(|object| object["kind"] == kind && object["metadata"]["name"] == name)
@@ -206,6 +208,121 @@ async fn the_values_of_the_adr_and_of_the_configuration_document_deploy_the_webh
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn an_agent_reaches_gpus_in_three_ways_and_takes_none() -> anyhow::Result<()> {
+    let Some(helm) = Helm::of(None) else {
+        return Ok(());
+    };
+    let ways = [
+        ("gpuAccess=runtimeClass", "runtimeClassName"),
+        ("gpuAccess=hostDriver,agent.privileged=true", "\"driver\""),
+        ("gpuAccess=draAdmin", "resourceClaims"),
+    ];
+    for (values, mark) in ways {
+        let rendered = helm.template(&["--set", values]).await?;
+        assert!(!rendered.contains("nvidia.com/gpu:"), "{rendered}");
+        let agent = object(&rendered, "DaemonSet", "gpuwarden-agent").unwrap();
+        let pod = agent["spec"]["template"]["spec"].to_string();
+        for (other, its_mark) in ways {
+            assert_eq!(
+                pod.contains(its_mark),
+                its_mark == mark,
+                "{values}, {other}: {pod}"
+            );
+        }
+        let claim = object(&rendered, "ResourceClaimTemplate", "gpuwarden-agent");
+        let admin = claim.map(|it| {
+            it["spec"]["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"].clone()
+        });
+        assert_eq!(
+            admin,
+            (mark == "resourceClaims").then_some(Value::Bool(true))
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_disruption_leaves_a_replica_of_the_webhook() -> anyhow::Result<()> {
+    let Some(helm) = Helm::of(None) else {
+        return Ok(());
+    };
+    let rendered = helm.template(&["--set", PREFLIGHT]).await?;
+    let deployment = object(&rendered, "Deployment", "gpuwarden-webhook").unwrap();
+    let budget = object(&rendered, "PodDisruptionBudget", "gpuwarden-webhook").unwrap();
+    let replicas = deployment["spec"]["replicas"].as_u64();
+    let away = budget["spec"]["maxUnavailable"].as_u64();
+    assert!(away >= Some(1) && replicas > away, "{replicas:?} {away:?}");
+    assert_eq!(budget["spec"]["selector"], deployment["spec"]["selector"]);
+    assert_eq!(
+        budget["metadata"]["namespace"],
+        deployment["metadata"]["namespace"]
+    );
+    Ok(())
+}
+
+/// Returns the rows of the table of the webhook's permissions in SECURITY.md, without its reasons.
+fn permissions_of_the_page() -> anyhow::Result<Vec<String>> {
+    let page = std::fs::read_to_string(repository("SECURITY.md"))?;
+    let rows = page
+        .lines()
+        .skip_while(|it| !it.starts_with("| of the webhook |"));
+    let rows = rows.skip(2).take_while(|it| it.starts_with('|'));
+    let row = |row: &str| {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let [_, cells @ .., what_for, _] = cells.as_slice() else {
+            panic!("{row}");
+        };
+        assert!(!what_for.is_empty(), "{row}");
+        cells.join(" | ")
+    };
+    Ok(rows.map(row).collect())
+}
+
+#[tokio::test]
+async fn the_table_of_the_webhooks_permissions_is_what_the_chart_grants() -> anyhow::Result<()> {
+    let Some(helm) = Helm::of(None) else {
+        return Ok(());
+    };
+    let rendered = helm.template(&["--set", PREFLIGHT]).await?;
+    let quoted = |words: &[String]| {
+        let words = words.iter().map(|word| format!("`{word}`"));
+        words.collect::<Vec<_>>().join(", ")
+    };
+    let mut granted = Vec::new();
+    for (kind, place) in [("Role", "its namespace"), ("ClusterRole", "the cluster")] {
+        let role = object(&rendered, kind, "gpuwarden-webhook").unwrap();
+        for rule in role["rules"].as_array().unwrap() {
+            let groups = texts(&rule["apiGroups"]);
+            let resources: Vec<String> = groups
+                .iter()
+                .flat_map(|group| {
+                    let of_group = texts(&rule["resources"]).into_iter();
+                    of_group.map(
+                        move |resource| match (group.as_str(), resource.split_once('/')) {
+                            ("", _) => resource,
+                            (group, None) => format!("{resource}.{group}"),
+                            (group, Some((resource, part))) => format!("{resource}.{group}/{part}"),
+                        },
+                    )
+                })
+                .collect();
+            let named = match texts(&rule["resourceNames"]).as_slice() {
+                [] => String::new(),
+                names => format!(": {}", quoted(names)),
+            };
+            let verbs = quoted(&texts(&rule["verbs"]));
+            granted.push(format!("{}{named} | {place} | {verbs}", quoted(&resources)));
+        }
+    }
+    let page = permissions_of_the_page()?;
+    assert_eq!(page, granted, "\n{}", granted.join("\n"));
+    Ok(())
+}
+
+/// Values that deploy the webhook.
+const PREFLIGHT: &str = "global.preflight.enabled=true";
 
 /// Values beside the files of the ladder, so that each object of the chart is rendered.
 const MORE: [&str; 5] = [
