@@ -522,6 +522,17 @@ async fn agent_controller_and_webhook_lack_no_metric_and_are_missed() -> anyhow:
     monitoring.fire(&["GpuwardenCertificateExpiring"]).await?;
     let mut central = Reader::beside(&controller, Some(&plane))?;
     central.runbook("GpuwardenNoLeader", &[]).await?;
+    // A controller with the same certificate.
+    let mut served = Reader::beside(&controller, Some(&plane))?;
+    let files = [
+        ("GPUWARDEN_GRPC_TLS_CERT", certificate.clone()),
+        ("GPUWARDEN_GRPC_TLS_KEY", key.clone()),
+    ];
+    served.shell.env.extend(files);
+    let names = [("FILE", certificate.as_str())];
+    served
+        .runbook("GpuwardenCertificateExpiring", &names)
+        .await?;
     certify(None)?;
     monitoring.fire(&[]).await?;
     every_series_is_described(&addresses).await?;

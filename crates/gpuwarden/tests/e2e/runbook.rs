@@ -18,11 +18,7 @@ const STORIES: [&str; 4] = [
 const NEED_MORE: [&str; 4] = [" logs ", " exec ", "systemctl ", "get certificates"];
 
 /// Runbooks whose state no story has.
-const WITHOUT_STORY: [&str; 3] = [
-    "GpuwardenStoreTooLarge",
-    "GpuwardenCertificateExpiring",
-    "GpuwardenPreflightFailures",
-];
+const WITHOUT_STORY: [&str; 2] = ["GpuwardenStoreTooLarge", "GpuwardenPreflightFailures"];
 
 fn page() -> String {
     std::fs::read_to_string(repository("docs/runbooks.md")).unwrap()
