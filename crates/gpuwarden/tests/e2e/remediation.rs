@@ -11,6 +11,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Version};
 
+use crate::runbook::Reader;
 use crate::support::{SOON, Scene, event, install_crds, send_to, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
@@ -151,6 +152,9 @@ async fn a_fault_is_drained_repaired_and_given_back_through_kills() -> anyhow::R
     repair
         .awaits(&format!("the end of RebootNode {name}"))
         .await?;
+    let mut reader = Reader::beside(&repair.scene.product, Some(&plane))?;
+    let names = [("NODE", repair.scene.node.as_str())];
+    reader.runbook("GpuwardenRemediationStuck", &names).await?;
     let made = &repair.made().await?[0];
     assert!(
         name.starts_with(&format!("maintenance-{}-", repair.scene.node)),

@@ -7,10 +7,11 @@ use crate::monitoring::repository;
 use crate::page::{ANYTHING, Shell, Step, steps};
 
 /// Sources of the stories.
-const STORIES: [&str; 4] = [
+const STORIES: [&str; 5] = [
     include_str!("apart.rs"),
     include_str!("brake.rs"),
     include_str!("prometheus.rs"),
+    include_str!("remediation.rs"),
     include_str!("story_failing.rs"),
 ];
 

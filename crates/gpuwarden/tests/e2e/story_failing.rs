@@ -87,9 +87,6 @@ async fn a_provider_that_throttles_is_asked_again_and_where_it_refuses_a_person_
     };
     story.reboot("the second try", 1, waits).await?;
     drain.state("remediating").await?;
-    let mut reader = Reader::beside(&drain.scene.product, Some(&plane))?;
-    let names = [("NODE", drain.scene.node.as_str())];
-    reader.runbook("GpuwardenRemediationStuck", &names).await?;
     // A final refusal leads to the next group and, after the last group, to a person.
     let refused = |object: &Value| {
         let conditions = object["status"]["conditions"].as_array();
@@ -98,6 +95,8 @@ async fn a_provider_that_throttles_is_asked_again_and_where_it_refuses_a_person_
     };
     story.reboot("the second reboot's end", 2, refused).await?;
     drain.state("remediation-failed").await?;
+    let mut reader = Reader::beside(&drain.scene.product, Some(&plane))?;
+    let names = [("NODE", drain.scene.node.as_str())];
     reader.runbook("GpuwardenRemediationFailed", &names).await?;
     let made = story.made().await?;
     let tries = made[0]["status"]["conditions"].to_string();
