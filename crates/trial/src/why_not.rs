@@ -329,8 +329,11 @@ fn faults_check(situation: &Situation<'_>, sources: &[Source<'_>], notices: usiz
     };
     let missed = situation.missed;
     let missed = (missed > 0).then(|| not_fully_seen(missed));
-    let notices =
-        (notices > 0).then(|| format!("and {notices} notices, which need no remediation"));
+    let notices = match notices {
+        0 => None,
+        1 => Some("and a notice, which needs no remediation".to_owned()),
+        count => Some(format!("and {count} notices, which need no remediation")),
+    };
     let notes = situation.session.times.notes();
     Check {
         details: notes.chain(missed).chain(notices).collect(),

@@ -14,7 +14,7 @@ use super::devices;
 use crate::args::{Format, ViewArgs};
 use crate::client::Client;
 use crate::exit_code;
-use crate::output::{self, Colour, ago, say};
+use crate::output::{self, Colour, ago, plural, say};
 
 /// Most nodes in the text, the most severe ones; the lines above them must not scroll away.
 const NODES_SHOWN: usize = 100;
@@ -163,12 +163,12 @@ fn source_text(source: &SourceStatus) -> String {
     let advice = source.advice.as_ref();
     let advice = advice.map_or_else(String::new, |advice| format!("\n            {advice}"));
     format!(
-        "{:<11} {}: {}, {} records, {} faults{gone}{advice}",
+        "{:<11} {}: {}, {}, {}{gone}{advice}",
         source.name,
         output::colour(source.state.name(), colour),
         source.detail,
-        source.records,
-        source.faults
+        plural(source.records, "record"),
+        plural(source.faults, "fault")
     )
 }
 
@@ -327,8 +327,8 @@ fn leadership_text(leadership: &LeadershipView) -> anyhow::Result<()> {
 /// Writes the state of the store.
 fn store_text(status: &StatusView) -> anyhow::Result<()> {
     say!(
-        "store       {} events in {}",
-        status.store.events,
+        "store       {} in {}",
+        plural(status.store.events, "event"),
         status.process.data_dir
     )?;
     if status.store.unreadable > 0 {
@@ -555,15 +555,15 @@ mod tests {
             last_record_at: None,
             alive_at: Timestamp::UNIX_EPOCH,
         };
-        assert!(source_text(&source(0)).ends_with("1 faults"));
-        assert!(source_text(&source(2)).ends_with("1 faults, 2 malformed"));
+        assert!(source_text(&source(0)).ends_with("1 fault"));
+        assert!(source_text(&source(2)).ends_with("1 fault, 2 malformed"));
         // The advice has a line of its own.
         let advice = Some("restart it".to_owned());
         let text = source_text(&SourceStatus {
             advice,
             ..source(0)
         });
-        assert!(text.ends_with("1 faults\n            restart it"), "{text}");
+        assert!(text.ends_with("1 fault\n            restart it"), "{text}");
     }
 
     #[test]

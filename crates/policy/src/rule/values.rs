@@ -104,6 +104,11 @@ fn described(kind: RuleKind, path: &[Step], variable: &Value) -> String {
         }
     }
     let value = match value_at(path, variable) {
+        // All numbers of an event are decimals for rules; whole ones are shown as such.
+        Some(Value::Number(number)) => match number.as_f64().filter(|_| number.is_f64()) {
+            Some(decimal) => decimal.to_string(),
+            None => number.to_string(),
+        },
         Some(value) => value.to_string(),
         None => "(absent)".to_owned(),
     };
