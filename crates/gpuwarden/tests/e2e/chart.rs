@@ -13,6 +13,8 @@ mod pod;
 mod release;
 #[path = "chart/removal.rs"]
 mod removal;
+#[path = "chart/repair.rs"]
+mod repair;
 #[path = "chart/upgrade.rs"]
 mod upgrade;
 #[path = "chart/values.rs"]

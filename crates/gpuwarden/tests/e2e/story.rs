@@ -11,6 +11,7 @@ use ::janitor::Provider;
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Version};
@@ -114,31 +115,9 @@ impl Story {
         self.begun_earlier(LAST_RESORT).await
     }
 
-    /// Moves the recorded start of the drain into the past, as if the time had elapsed.
     async fn begun_earlier(&self, by: SignedDuration) -> anyhow::Result<()> {
-        let (nodes, name) = (&self.drain.scene.nodes, &self.drain.scene.node);
-        let written = || async {
-            let why = |error: anyhow::Error| error.to_string();
-            let node = object(nodes, name).await.map_err(why)?;
-            let text = node["metadata"]["annotations"][keys::SESSION].as_str();
-            let mut session: Value = text
-                .and_then(|text| serde_json::from_str(text).ok())
-                .ok_or_else(|| node.to_string())?;
-            let since = session["drain"]["since"].as_str().map(str::parse);
-            let Some(Ok(since)) = since else {
-                return Err(session.to_string());
-            };
-            let since: Timestamp = since;
-            session["drain"]["since"] = json!(since - by);
-            // The product writes to the same annotations.
-            let patch = Patch::Merge(json!({"metadata": {
-                "resourceVersion": node["metadata"]["resourceVersion"],
-                "annotations": {keys::SESSION: session.to_string()},
-            }}));
-            let written = nodes.patch(name, &PatchParams::default(), &patch).await;
-            written.map(drop).map_err(|error| error.to_string())
-        };
-        testkit::wait_for("a drain that began earlier", SOON, written).await
+        let scene = &self.drain.scene;
+        begun_earlier(&scene.nodes, &scene.node, by).await
     }
 
     /// Returns the requested reboots of the node, oldest first.
@@ -200,6 +179,36 @@ impl Story {
         };
         product.wait_for("the whole story", SOON, tells).await
     }
+}
+
+/// Moves the recorded start of a drain into the past, as if the time had elapsed.
+pub(crate) async fn begun_earlier(
+    nodes: &Api<Node>,
+    name: &str,
+    by: SignedDuration,
+) -> anyhow::Result<()> {
+    let written = || async {
+        let why = |error: anyhow::Error| error.to_string();
+        let node = object(nodes, name).await.map_err(why)?;
+        let text = node["metadata"]["annotations"][keys::SESSION].as_str();
+        let mut session: Value = text
+            .and_then(|text| serde_json::from_str(text).ok())
+            .ok_or_else(|| node.to_string())?;
+        let since = session["drain"]["since"].as_str().map(str::parse);
+        let Some(Ok(since)) = since else {
+            return Err(session.to_string());
+        };
+        let since: Timestamp = since;
+        session["drain"]["since"] = json!(since - by);
+        // The product writes to the same annotations.
+        let patch = Patch::Merge(json!({"metadata": {
+            "resourceVersion": node["metadata"]["resourceVersion"],
+            "annotations": {keys::SESSION: session.to_string()},
+        }}));
+        let written = nodes.patch(name, &PatchParams::default(), &patch).await;
+        written.map(drop).map_err(|error| error.to_string())
+    };
+    testkit::wait_for("a drain that began earlier", SOON, written).await
 }
 
 #[tokio::test]

@@ -3,16 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::Context as _;
-use contract::{BehaviourOverrides, HealthEvent};
-use kube::Api;
 use serde_json::{Value, json};
 use testkit::{ControlPlane, wait_for};
 
 use super::NAMESPACE;
-use super::release::{Release, in_namespace};
+use super::release::Release;
 use crate::brake;
-use crate::machines;
 use crate::support::{SOON, event, recovery, send_to, shape};
 
 /// A verb that a role permits.
@@ -141,11 +137,22 @@ fn refused(requests: &[Request]) -> BTreeSet<Permission> {
     refused.map(|request| request.permission.clone()).collect()
 }
 
-/// Returns how many requests the controller made with this verb for this resource.
-pub(super) fn requested(plane: &ControlPlane, verb: &str, resource: &str) -> anyhow::Result<usize> {
-    let requests = requests(plane, "gpuwarden-controller")?;
-    let of = |it: &&Request| it.permission.verb == verb && it.permission.resource == resource;
-    Ok(requests.iter().filter(of).count())
+/// Returns how many requests of an account for any object are written like this, such as
+/// `create pods/eviction in default`.
+pub(crate) fn requested(
+    plane: &ControlPlane,
+    account: &str,
+    written: &str,
+) -> anyhow::Result<usize> {
+    let requests = requests(plane, account)?;
+    let of = |request: &Request| {
+        let any = Permission {
+            name: String::new(),
+            ..request.permission.clone()
+        };
+        any.to_string() == written
+    };
+    Ok(requests.iter().filter(|request| of(request)).count())
 }
 
 /// Returns what was refused to an account.
@@ -245,7 +252,7 @@ async fn observing_takes_and_uses_the_permissions_to_see() -> anyhow::Result<()>
 }
 
 /// Returns a policy with a circuit breaker, whose `ConfigMap` gpuwarden writes.
-fn policy() -> String {
+pub(super) fn policy() -> String {
     format!(
         "[circuitBreaker]\npercentage = 50\nduration = \"10m\"\n{}",
         brake::RULES
@@ -312,97 +319,4 @@ async fn quarantine_takes_and_uses_its_permissions_and_one_less_is_noticed() -> 
         }
     })
     .await
-}
-
-/// Permissions that the story of a repair does not use: nobody hands a node over in it, no pod
-/// outlasts its eviction, the Job starts at once, no custom resource has an unclear state, and
-/// finished ones stay for a while.
-const UNUSED_IN_REPAIR: [&str; 9] = [
-    "delete pods",
-    "delete rebootnodes janitor.dgxc.nvidia.com",
-    "get rebootnodes janitor.dgxc.nvidia.com",
-    "delete externalremediationrequests nvsentinel.dgxc.nvidia.com",
-    "patch externalremediationrequests nvsentinel.dgxc.nvidia.com",
-    "patch externalremediationrequests/status nvsentinel.dgxc.nvidia.com",
-    "patch configmaps circuit-breaker in gpuwarden",
-    "list pods in gpuwarden",
-    "get jobs batch in gpuwarden",
-];
-
-#[tokio::test]
-async fn repair_takes_and_uses_its_permissions() -> anyhow::Result<()> {
-    let directory = tempfile::tempdir()?;
-    let write = |key: &str, text: &str| {
-        let path = directory.path().join(key);
-        std::fs::write(&path, text)?;
-        anyhow::Ok(format!("{key}={}", path.display()))
-    };
-    let modes = "[[userNamespaces]]\nname = \"*\"\nmode = \"Immediate\"\n";
-    let values = std::fs::read_to_string(super::values_file("repair"))?;
-    let values: Value = serde_saphyr::from_str(&values)?;
-    // Without the validation, which takes five minutes.
-    let remediation = values["remediation"]["config"].as_str().context("a file")?;
-    let (remediation, _) = remediation
-        .split_once("[validation]")
-        .context("a validation")?;
-    let files = [
-        write("policy.config", &policy())?,
-        write("drain.config", modes)?,
-        write("remediation.config", remediation)?,
-    ];
-    let mut more = vec!["--set", "controller.extraArgs={--certificate-lifetime=10s}"];
-    for file in &files {
-        more.extend(["--set-file", file]);
-    }
-    let Some(release) = Release::start("127.77.1.3", &["repair"], &more).await? else {
-        return Ok(());
-    };
-    let client = release.plane.client().await?;
-    let nodes = Api::all(client.clone());
-    machines::boots(&nodes, "gpu-1", "boot-1").await?;
-    let before = shape(&release.node().await?);
-    release.pod_with_a_gpu().await?;
-    for second in 0..2 {
-        release.mild(second).await?;
-    }
-    release.rotated().await?;
-    release.authority_returns().await?;
-
-    let fault = HealthEvent {
-        drain_overrides: Some(BehaviourOverrides {
-            force: true,
-            ..BehaviourOverrides::default()
-        }),
-        ..event("gpu-1", "0")
-    };
-    send_to(&release.agent, vec![fault]).await?;
-    wait_for("the Job that reboots", SOON, || async {
-        match release
-            .plane
-            .kubectl(in_namespace(["get", "jobs", "-o", "name"]))
-            .await
-        {
-            Ok(names) if !names.is_empty() => Ok(()),
-            other => Err(release
-                .controller
-                .failure(&format!("{other:?}"))
-                .to_string()),
-        }
-    })
-    .await?;
-    machines::boots(&nodes, "gpu-1", "boot-2").await?;
-    release
-        .node_is("rebooted", |node| {
-            node["metadata"]["labels"]["dgxc.nvidia.com/nvsentinel-state"]
-                == "remediation-succeeded"
-        })
-        .await?;
-    send_to(&release.agent, vec![recovery("gpu-1", "0")]).await?;
-    release
-        .node_is("as before", |node| {
-            let now = shape(node);
-            now["spec"] == before["spec"] && now["annotations"] == before["annotations"]
-        })
-        .await?;
-    check(&release.plane, "gpuwarden-controller", &UNUSED_IN_REPAIR).await
 }

@@ -267,6 +267,11 @@ impl Release {
             .await
     }
 
+    /// Waits until the label of the node has this state of a session.
+    pub(super) async fn has_state(&self, wanted: &str) -> anyhow::Result<()> {
+        self.node_is(wanted, |node| state(node) == wanted).await
+    }
+
     /// Returns the node.
     pub(crate) async fn node(&self) -> anyhow::Result<Value> {
         let node = self
@@ -275,6 +280,11 @@ impl Release {
             .await?;
         Ok(serde_json::from_str(&node)?)
     }
+}
+
+/// Returns the state of a session in the label of a node.
+pub(super) fn state(node: &Value) -> &Value {
+    &node["metadata"]["labels"]["dgxc.nvidia.com/nvsentinel-state"]
 }
 
 /// Starts the product as the first pod of a part of the release, on this data.

@@ -48,11 +48,7 @@ async fn helm_and_gpuwarden_leave_what_the_page_lists_and_nothing_else() -> anyh
     // Registered by its Service, which keeps the registration when the webhook ends.
     let webhook = Webhook::start_reached(&account, &config, &["--namespace", NAMESPACE]).await?;
     send_to(&release.agent, vec![event("gpu-1", "0")]).await?;
-    release
-        .node_is("draining", |node| {
-            node["metadata"]["labels"]["dgxc.nvidia.com/nvsentinel-state"] == "draining"
-        })
-        .await?;
+    release.has_state("draining").await?;
 
     // As docs/uninstall.md says.
     let kubeconfig = release.plane.kubeconfig().to_owned();

@@ -10,7 +10,7 @@ use serde_json::Value;
 use testkit::{ControlPlane, wait_for};
 
 use super::least::{nothing_refused, refused_to, requested};
-use super::release::{Release, in_namespace};
+use super::release::{Release, in_namespace, state};
 use super::{Helm, chart};
 use crate::gangs::apply;
 use crate::machines::boots;
@@ -60,10 +60,6 @@ fn identity(node: &Value) -> anyhow::Result<(Value, Value, Vec<Value>)> {
     Ok((session["id"].clone(), session["since"].clone(), ids))
 }
 
-fn state(node: &Value) -> &Value {
-    &node["metadata"]["labels"]["dgxc.nvidia.com/nvsentinel-state"]
-}
-
 impl Release {
     /// Reports a fatal fault of the node, and waits until it is out.
     async fn quarantined(&self) -> anyhow::Result<()> {
@@ -76,7 +72,7 @@ impl Release {
 
     /// Waits until the node has this state, still or again in the session `of`.
     async fn still(&self, of: &(Value, Value, Vec<Value>), wanted: &str) -> anyhow::Result<()> {
-        self.node_is(wanted, |node| state(node) == wanted).await?;
+        self.has_state(wanted).await?;
         assert_eq!(identity(&self.node().await?)?, *of);
         Ok(())
     }
@@ -164,6 +160,9 @@ spec:
   selector: {matchLabels: {app: kept}}
 ";
 
+/// Evictions from the namespace that is drained at once.
+const EVICTIONS: &str = "create pods/eviction in default";
+
 /// Creates a pod that its budget keeps, and one that has not ended.
 async fn lasting_pods(plane: &ControlPlane) -> anyhow::Result<()> {
     let client = plane.client().await?;
@@ -196,11 +195,9 @@ async fn a_drain_that_is_taken_away_stops_and_the_node_returns_as_it_was() -> an
     let before = shape(&release.node().await?);
     lasting_pods(&release.plane).await?;
     send_to(&release.agent, vec![event("gpu-1", "0")]).await?;
-    release
-        .node_is("draining", |node| state(node) == "draining")
-        .await?;
+    release.has_state("draining").await?;
     let session = identity(&release.node().await?)?;
-    let evictions = || requested(&release.plane, "create", "pods/eviction");
+    let evictions = || requested(&release.plane, "gpuwarden-controller", EVICTIONS);
     wait_for("an eviction that the budget refuses", SOON, || async {
         match evictions() {
             Ok(0) => Err("no eviction".to_owned()),
@@ -211,7 +208,7 @@ async fn a_drain_that_is_taken_away_stops_and_the_node_returns_as_it_was() -> an
     .await?;
 
     release.ends().await?;
-    let before_upgrade = requested(&release.plane, "create", "pods/eviction")?;
+    let before_upgrade = requested(&release.plane, "gpuwarden-controller", EVICTIONS)?;
     helm.deploy(&["quarantine"], &[]).await?;
     release.starts_again().await?;
     release.still(&session, "quarantined").await?;
@@ -223,7 +220,7 @@ async fn a_drain_that_is_taken_away_stops_and_the_node_returns_as_it_was() -> an
         let get = ["-n", namespace, "get", "pod", pod, "-o", ends];
         assert_eq!(release.plane.kubectl(get).await?, "Running ", "{pod}");
     }
-    let evictions = requested(&release.plane, "create", "pods/eviction")?;
+    let evictions = requested(&release.plane, "gpuwarden-controller", EVICTIONS)?;
     assert_eq!(evictions, before_upgrade);
     nothing_refused(&release.plane, "gpuwarden-controller")
 }
