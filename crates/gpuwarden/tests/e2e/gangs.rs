@@ -253,7 +253,7 @@ pub(crate) const CRD: &str =
     include_str!("../../../../deploy/helm/gpuwarden/crds/preflightconfigs.yaml");
 
 /// The kind of another scheduler, with the relevant part of its own definition.
-const POD_GROUPS: &str = r"
+pub(crate) const POD_GROUPS: &str = r"
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata: {name: podgroups.scheduling.volcano.sh}
@@ -287,13 +287,20 @@ async fn a_namespace_says_itself_how_its_gangs_are_known() -> anyhow::Result<()>
         return Ok(());
     };
     apply(&plane, CRD).await?;
-    apply(&plane, POD_GROUPS).await?;
     let balancer = Balancer::start().await?;
     let url = format!("https://{}", balancer.address());
     let webhook = Webhook::start(&plane, &url, &[]).await?;
     balancer.send_to(&[webhook.address]);
     registered(&plane).await?;
-    let (client, namespace) = (plane.client().await?, opted_in(&plane).await?);
+    by_volcano(&plane).await?;
+    by_osmo_with_kai(&plane).await?;
+    webhook.end().await
+}
+
+/// Checks a gang of Volcano: the size is that of its `PodGroup`, as the namespace says.
+pub(crate) async fn by_volcano(plane: &ControlPlane) -> anyhow::Result<()> {
+    apply(plane, POD_GROUPS).await?;
+    let (client, namespace) = (plane.client().await?, opted_in(plane).await?);
     let metadata = format!("metadata: {{name: own, namespace: {namespace}}}");
     let config = format!(
         "apiVersion: preflight.nvsentinel.nvidia.com/v1alpha1\nkind: PreflightConfig\n{metadata}\nspec:\n  \
@@ -303,8 +310,8 @@ async fn a_namespace_says_itself_how_its_gangs_are_known() -> anyhow::Result<()>
     let group = format!(
         "apiVersion: scheduling.volcano.sh/v1beta1\nkind: PodGroup\n{metadata}\nspec: {{minMember: 3}}\n"
     );
-    apply(&plane, &format!("{config}---\n{group}")).await?;
-    is_used(&plane, &namespace).await?;
+    apply(plane, &format!("{config}---\n{group}")).await?;
+    is_used(plane, &namespace).await?;
     let mut member = pod(
         "m-0",
         json!({"nvidia.com/gpu": "1", "nvidia.com/mlnxnics": "1"}),
@@ -322,19 +329,17 @@ async fn a_namespace_says_itself_how_its_gangs_are_known() -> anyhow::Result<()>
 
     // An impossible size: existing members are told, and new ones start without the gang's
     // check.
-    resize(&plane, &namespace, 0).await?;
+    resize(plane, &namespace, 0).await?;
     untestable(&client, &namespace, &map, true).await?;
     member["metadata"]["name"] = "m-1".into();
     let made = create(&client, &namespace, &member).await?;
     assert_eq!(names(&made, "initContainers"), [DIAG]);
-    resize(&plane, &namespace, 3).await?;
-    untestable(&client, &namespace, &map, false).await?;
-    by_osmo_with_kai(&plane).await?;
-    webhook.end().await
+    resize(plane, &namespace, 3).await?;
+    untestable(&client, &namespace, &map, false).await
 }
 
 /// Waits until the status of a namespace's `PreflightConfig` is in use.
-async fn is_used(plane: &ControlPlane, namespace: &str) -> anyhow::Result<()> {
+pub(crate) async fn is_used(plane: &ControlPlane, namespace: &str) -> anyhow::Result<()> {
     let reason = "jsonpath={.status.conditions[0].reason}";
     wait_for("the word that it is used", SOON, || async {
         match plane
@@ -349,7 +354,7 @@ async fn is_used(plane: &ControlPlane, namespace: &str) -> anyhow::Result<()> {
 }
 
 /// Checks OSMO's label, which names the `PodGroup` of KAI.
-async fn by_osmo_with_kai(plane: &ControlPlane) -> anyhow::Result<()> {
+pub(crate) async fn by_osmo_with_kai(plane: &ControlPlane) -> anyhow::Result<()> {
     let group_of = |text: &str| {
         let text = text.replace("scheduling.volcano.sh", "scheduling.run.ai");
         text.replace("v1beta1", "v2alpha2")

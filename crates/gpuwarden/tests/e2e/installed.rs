@@ -3,35 +3,24 @@
 use std::path::{Path, PathBuf};
 
 use kube::Client;
-use kube::api::PostParams;
+use kube::api::{Api, PostParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
 use testkit::{Balancer, ControlPlane, Version, wait_for};
 
 use crate::chart::{Helm, least};
-use crate::gangs::{apply, give_address, peers, serving};
+use crate::gangs::{
+    POD_GROUPS, apply, by_osmo_with_kai, by_volcano, give_address, is_used, peers, serving,
+};
+use crate::player::{note_end, play};
 use crate::support::SOON;
 use crate::webhook::{
     ALLREDUCE, DIAG, LOOPBACK, Webhook, claims, create, names, opted_in, pod, registered,
 };
 
 const ACCOUNT: &str = "gpuwarden-webhook";
-/// Permissions that this story does not use: other tests use them as an administrator, or the control
-/// plane has no such kind.
-const UNUSED: [&str; 13] = [
-    "delete configmaps",
-    "get configmaps",
-    "create events",
-    "patch events",
-    "get nodes",
-    "get pods",
-    "update mutatingwebhookconfigurations admissionregistration.k8s.io gpuwarden-preflight",
-    "create tokenreviews authentication.k8s.io",
-    "get workloads kueue.x-k8s.io",
-    "get resourceclaims resource.k8s.io",
-    "get workloads scheduling.k8s.io",
-    "get podgroups scheduling.run.ai",
-    "get podgroups scheduling.volcano.sh",
-];
+/// Permission that this story does not use: only Kubernetes 1.35 has the kind.
+const UNUSED: [&str; 1] = ["get workloads scheduling.k8s.io"];
 const INSTALLED_IN: &str = crate::chart::NAMESPACE;
 
 /// Returns a control plane with the chart and its webhook.
@@ -44,7 +33,8 @@ async fn plane(version: Version, serve: &str) -> anyhow::Result<Option<testkit::
     };
     let node = testkit::node("gpu-1").label("nvidia.com/gpu.present", "true");
     node.create(&plane.client().await?).await?;
-    helm.deploy(&["preflight"], &[]).await?;
+    let topologies = "preflight.ncclTopology.instanceTypeMapping.known=azure-ndv5.xml";
+    helm.deploy(&["preflight"], &["--set", topologies]).await?;
     Ok(Some(plane))
 }
 
@@ -153,6 +143,11 @@ async fn looks_up(plane: &ControlPlane, client: &Client, namespace: &str) -> any
     claimed["spec"]["containers"][0]["resources"] = json!({"claims": [{"name": "g"}]});
     let made = create(client, namespace, &claimed).await?;
     assert_eq!(names(&made, "initContainers"), [DIAG, LOOPBACK]);
+    apply(plane, &claim(namespace)).await?;
+    claimed["metadata"]["name"] = json!("claimed-by-name");
+    claimed["spec"]["resourceClaims"] = json!([{"name": "g", "resourceClaimName": "own"}]);
+    let made = create(client, namespace, &claimed).await?;
+    assert_eq!(names(&made, "initContainers"), [DIAG]);
     // Without the permission to read namespaces, the webhook would not know the level.
     let strict = opted_in(plane).await?;
     let baseline = "pod-security.kubernetes.io/enforce=baseline";
@@ -175,24 +170,151 @@ async fn keeps_a_gang(
     client: &Client,
     namespace: &str,
 ) -> anyhow::Result<()> {
+    // A node whose kubelet is not played: kwok would complete the checks.
+    let machine = testkit::node("machine").without_kubelet();
+    machine.create(client).await?;
     apply(plane, &group(namespace)).await?;
     for name in ["w-a", "w-b"] {
         let limits = json!({"nvidia.com/gpu": "8", "nvidia.com/mlnxnics": "8"});
         let mut member = pod(name, limits);
         member["spec"]["schedulingGroup"] = json!({"podGroupName": "workers"});
+        member["spec"]["nodeName"] = json!("machine");
         let made = create(client, namespace, &member).await?;
         assert_eq!(names(&made, "initContainers"), [DIAG, LOOPBACK, ALLREDUCE]);
     }
-    give_address(client, namespace, "w-a", "10.0.0.1").await?;
-    give_address(client, namespace, "w-b", "10.0.0.2").await?;
+    give_address(client, namespace, "w-a", "127.77.2.1").await?;
+    give_address(client, namespace, "w-b", "127.77.2.2").await?;
     let map = format!("preflight-kubernetes-{namespace}-workers");
-    let both = ["w-a;10.0.0.1;0", "w-b;10.0.0.2;1"];
-    peers(client, namespace, &map, &both).await?;
+    let both = ["w-a;127.77.2.1;0", "w-b;127.77.2.2;1"];
+    peers(client, namespace, &map, &both).await
+}
+
+/// A claim of a pod's own.
+fn claim(namespace: &str) -> String {
+    format!(
+        "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\n\
+         metadata: {{name: own, namespace: {namespace}}}\n\
+         spec: {{devices: {{requests: [{{name: gpu, exactly: {{deviceClassName: gpu.nvidia.com}}}}]}}}}\n"
+    )
+}
+
+/// Changes the registration, and waits until the webhook has restored it.
+async fn registration_returns(plane: &ControlPlane) -> anyhow::Result<()> {
+    let name = "mutatingwebhookconfiguration/gpuwarden-preflight";
+    let changed = r#"[{"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 7}]"#;
+    plane
+        .kubectl(["patch", name, "--type", "json", "-p", changed])
+        .await?;
+    let seconds = "jsonpath={.webhooks[0].timeoutSeconds}";
+    wait_for("the registration as it was", SOON, || async {
+        match plane.kubectl(["get", name, "-o", seconds]).await {
+            Ok(seconds) if seconds == "10" => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await
+}
+
+/// Lets a check of a pod fail twice: the second time changes the Event of the first.
+async fn fails_twice(plane: &ControlPlane, client: &Client, namespace: &str) -> anyhow::Result<()> {
+    // No node has the other device, so that no kubelet is played for the pod.
+    let limits = json!({"nvidia.com/gpu": "1", "nvidia.com/mlnxnics": "1"});
+    let made = create(client, namespace, &pod("failing", limits)).await?;
+    let count = async |wanted: &str| {
+        wait_for("the Event on the pod", SOON, || async {
+            let of_pod = "involvedObject.name=failing,reason=PreflightCheckFailed";
+            let count = "jsonpath={.items[*].count}";
+            let list = [
+                "get",
+                "events",
+                "-n",
+                namespace,
+                "--field-selector",
+                of_pod,
+                "-o",
+                count,
+            ];
+            match plane.kubectl(list).await {
+                Ok(count) if count == wanted => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
+    };
+    note_end(client, &made, DIAG, 1, "no").await?;
+    count("1").await?;
+    let path = "/status/initContainerStatuses/0/restartCount";
+    let again = json!([{"op": "replace", "path": path, "value": 1}]).to_string();
+    let patch = [
+        "patch",
+        "pod",
+        "failing",
+        "-n",
+        namespace,
+        "--subresource",
+        "status",
+    ];
+    let patch = [&patch[..], &["--type", "json", "-p", &again]].concat();
+    plane.kubectl(patch).await?;
+    count("2").await
+}
+
+/// Lets a pod of a gang ask for its gang: it waits for the others in vain.
+async fn asks_for_its_gang(
+    client: &Client,
+    plane: &ControlPlane,
+    namespace: &str,
+) -> anyhow::Result<()> {
+    let pods: Api<DynamicObject> = Api::namespaced_with(
+        client.clone(),
+        namespace,
+        &ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("", "v1", "Pod"), "pods"),
+    );
+    let member = serde_json::to_value(pods.get("w-a").await?)?;
+    let more = [
+        ("GPUWARDEN_COLLECTIVE", "tcp"),
+        ("GANG_TIMEOUT_SECONDS", "5"),
+    ];
+    let end = play(plane, &member, ALLREDUCE, &more).await?;
+    let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
+    assert!(said.contains("missing: w-b"), "{said}");
     Ok(())
 }
 
-/// A claim, a gang from its first pod to its `ConfigMap`, a `PreflightConfig` of a namespace,
-/// and new certificates.
+/// Lets a gang of Kueue form, whose size is that of its Workload.
+async fn by_kueue(plane: &ControlPlane, client: &Client) -> anyhow::Result<()> {
+    let workloads = [
+        ("podgroups", "workloads"),
+        ("podgroup", "workload"),
+        ("PodGroup", "Workload"),
+        ("scheduling.volcano.sh", "kueue.x-k8s.io"),
+    ];
+    let crd = workloads
+        .iter()
+        .fold(POD_GROUPS.to_owned(), |text, (from, to)| {
+            text.replace(from, to)
+        });
+    apply(plane, &crd).await?;
+    let namespace = opted_in(plane).await?;
+    let metadata = format!("metadata: {{name: own, namespace: {namespace}}}");
+    let objects = format!(
+        "apiVersion: preflight.nvsentinel.nvidia.com/v1alpha1\nkind: PreflightConfig\n{metadata}\n\
+         spec: {{gangDiscovery: {{method: kueue}}}}\n---\n\
+         apiVersion: kueue.x-k8s.io/v1beta1\nkind: Workload\n{metadata}\n\
+         spec: {{podSets: [{{name: main, count: 2}}]}}\n"
+    );
+    apply(plane, &objects).await?;
+    is_used(plane, &namespace).await?;
+    let limits = json!({"nvidia.com/gpu": "1", "nvidia.com/mlnxnics": "1"});
+    let mut member = pod("q-0", limits);
+    member["metadata"]["labels"] = json!({"kueue.x-k8s.io/workload-name": "own"});
+    let made = create(client, &namespace, &member).await?;
+    assert_eq!(names(&made, "initContainers"), [DIAG, ALLREDUCE]);
+    Ok(())
+}
+
+/// Claims, a gang from its first pod to the end of its `ConfigMap`, the gangs of other schedulers, a
+/// failed check, a `PreflightConfig` of a namespace, and new certificates.
 #[tokio::test]
 async fn the_account_of_the_chart_may_do_all_that_the_webhook_does() -> anyhow::Result<()> {
     let Some(plane) = plane(Version::V1_37, "v1beta1").await? else {
@@ -218,6 +340,16 @@ async fn the_account_of_the_chart_may_do_all_that_the_webhook_does() -> anyhow::
     is_registered_rightly(&plane).await?;
     looks_up(&plane, &client, &namespace).await?;
     keeps_a_gang(&plane, &client, &namespace).await?;
+    asks_for_its_gang(&client, &plane, &namespace).await?;
+    let members = ["delete", "pod", "w-a", "w-b", "-n", &namespace];
+    plane
+        .kubectl([&members[..], &["--grace-period", "0", "--force"]].concat())
+        .await?;
+    registration_returns(&plane).await?;
+    fails_twice(&plane, &client, &namespace).await?;
+    by_volcano(&plane).await?;
+    by_osmo_with_kai(&plane).await?;
+    by_kueue(&plane, &client).await?;
     apply(&plane, &preflight_config(&namespace)).await?;
     let ready = "jsonpath={.status.conditions[0].status}";
     wait_for("the word on the PreflightConfig", SOON, || async {
@@ -246,6 +378,15 @@ async fn the_account_of_the_chart_may_do_all_that_the_webhook_does() -> anyhow::
     let log = webhook.log();
     assert!(!log.to_lowercase().contains("forbidden"), "{log}");
     assert!(!log.contains("cannot"), "{log}");
+    // A minute after the last pod of the gang, the webhook deletes its ConfigMap.
+    wait_for("the deletion of a ConfigMap", SOON * 2, || async {
+        let deleted = format!("delete configmaps in {namespace}");
+        match least::requested(&plane, ACCOUNT, &deleted) {
+            Ok(0) => Err(webhook.log()),
+            other => other.map(drop).map_err(|error| error.to_string()),
+        }
+    })
+    .await?;
     least::check(&plane, ACCOUNT, &UNUSED).await?;
     webhook.end().await
 }

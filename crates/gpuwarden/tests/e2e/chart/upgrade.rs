@@ -163,7 +163,8 @@ spec:
 /// Evictions from the namespace that is drained at once.
 const EVICTIONS: &str = "create pods/eviction in default";
 
-/// Creates a pod that its budget keeps, and one that has not ended.
+/// Creates a pod that its budget keeps, and one that has not ended. The budget has to count its pod
+/// first: Kubernetes evicts a pod that does not run yet whatever its budget says.
 async fn lasting_pods(plane: &ControlPlane) -> anyhow::Result<()> {
     let client = plane.client().await?;
     let kept = testkit::pod("default", "kept").label("app", "kept");
