@@ -34,6 +34,9 @@ TEXT "reference" MAP. A known map that is empty takes any keys. */}}
 {{- if and .Values.remediation.enabled (not .Values.drain.enabled) }}
 {{- fail "\n\nremediation.enabled: only drained nodes are remediated; set drain.enabled too\n" }}
 {{- end }}
+{{- if and .Values.janitor.enabled .Values.quarantine.dryRun }}
+{{- fail "\n\njanitor.enabled: a janitor has no dry run; set janitor.enabled=false beside quarantine.dryRun\n" }}
+{{- end }}
 {{- if and .Values.validation.enabled (not .Values.janitor.enabled) }}
 {{- fail "\n\nvalidation.enabled: the janitor carries out ValidationRequests; set janitor.enabled too\n" }}
 {{- end }}

@@ -8,7 +8,11 @@ use super::{Helm, LADDER, NAMESPACE, values_file};
 use crate::monitoring::repository;
 
 /// Wrong values, and the path and the hint of their refusal.
-const WRONG: [(&str, &str); 14] = [
+const WRONG: [(&str, &str); 15] = [
+    (
+        "quarantine.enabled=true,quarantine.dryRun=true,janitor.enabled=true",
+        "janitor.enabled: a janitor has no dry run",
+    ),
     (
         "quarantine.enbled=true",
         "quarantine.enbled: quarantine has no such value; it has dryRun, enabled",
