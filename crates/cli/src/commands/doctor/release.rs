@@ -301,7 +301,7 @@ mod tests {
         }
     }
 
-    fn pod(app: &str, name: &str, status: Value) -> Value {
+    fn pod(app: &str, name: &str, status: &Value) -> Value {
         json!({"metadata": {"name": name, "labels": {"app": app}}, "status": status})
     }
 
@@ -316,14 +316,14 @@ mod tests {
         };
         let mut found = release(
             vec![
-                pod(AGENTS, "a", ready),
+                pod(AGENTS, "a", &ready),
                 pod(
                     AGENTS,
                     "b",
-                    waiting("ImagePullBackOff", json!("no such image")),
+                    &waiting("ImagePullBackOff", json!("no such image")),
                 ),
-                pod(AGENTS, "c", waiting("ContainerCreating", Value::Null)),
-                pod("other", "d", json!({})),
+                pod(AGENTS, "c", &waiting("ContainerCreating", Value::Null)),
+                pod("other", "d", &json!({})),
             ],
             1,
         );
