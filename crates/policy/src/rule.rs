@@ -11,8 +11,10 @@ mod values;
 
 use std::sync::{Arc, LazyLock};
 
-use cel::common::types::{CelBool, CelString, DYN_TYPE, LIST_TYPE, NULL_TYPE};
-use cel::common::value::CowVal;
+use cel::common::types::{
+    CelBool, CelInt, CelString, DYN_TYPE, INT_TYPE, LIST_TYPE, MAP_TYPE, NULL_TYPE, STRING_TYPE,
+};
+use cel::common::value::{CowVal, Val};
 use cel::{Context, Env, ExecutionError, Program, Value as CelValue, extensions};
 use serde_json::Value;
 
@@ -85,7 +87,7 @@ pub struct NodeVariable {
     too_large: Option<String>,
 }
 
-/// The standard functions, the strings extension, and `contains` for lists.
+/// The standard functions, the strings extension, `contains` for lists, and `bit` for events.
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut environment = Env::stdlib();
     // Both calls fail only if a function is declared twice. Tests use both.
@@ -104,6 +106,13 @@ static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| {
         NULL_TYPE,
         vec![DYN_TYPE],
         |_| Ok(CowVal::owned(CelBool::from(false))),
+    ));
+    drop(environment.add_member_overload(
+        "bit",
+        "gpuwarden_event_bit",
+        MAP_TYPE,
+        vec![STRING_TYPE, INT_TYPE],
+        |arguments| event_bit(&arguments).map(|is_set| CowVal::owned(CelBool::from(is_set))),
     ));
     Arc::new(environment)
 });
@@ -412,6 +421,48 @@ fn list_contains(arguments: &[CowVal<'_, '_>]) -> Result<bool, ExecutionError> {
         }
     }
     Ok(false)
+}
+
+/// Implements `event.bit(register, n)`: true if the bit `n` is set in the register of this name, an
+/// entity whose value is a binary number, as those of XID 74 are. False if there is none.
+fn event_bit(arguments: &[CowVal<'_, '_>]) -> Result<bool, ExecutionError> {
+    let [event, register, number] = arguments else {
+        return Err(ExecutionError::invalid_argument_count(3, arguments.len()));
+    };
+    let name = register.downcast_ref::<CelString<'_>>();
+    let number = number
+        .downcast_ref::<CelInt>()
+        .map(|number| *number.inner());
+    let number = number.and_then(|number| usize::try_from(number).ok());
+    let (Some(name), Some(number)) = (name, number) else {
+        return Err(ExecutionError::function_error(
+            "bit",
+            "is called with the name of a register and the number of a bit from 0",
+        ));
+    };
+    let Some(entities) = field(event.as_ref(), "entitiesImpacted") else {
+        return Ok(false);
+    };
+    let Some(list) = entities.as_iterable() else {
+        return Ok(false); // An event without entities has null.
+    };
+    let mut entities = list.iter();
+    while let Some(entity) = entities.next() {
+        let text = |key: &str| {
+            let value = field(&*entity, key)?;
+            Some(value.downcast_ref::<CelString<'_>>()?.inner().to_owned())
+        };
+        if text("entityType").as_deref() == Some(name.inner()) {
+            let value = text("entityValue").unwrap_or_default();
+            return Ok(value.bytes().rev().nth(number) == Some(b'1'));
+        }
+    }
+    Ok(false)
+}
+
+/// Returns the value of a map for a key.
+fn field<'b, 'v>(of: &'b (dyn Val + 'v), key: &str) -> Option<CowVal<'b, 'v>> {
+    of.as_indexer()?.get(&CelString::from(key)).ok()
 }
 
 /// Returns the first error with its position. The parser's own message adds pictures of the

@@ -64,6 +64,13 @@ pub const CHECK_DCGM_CONNECTIVITY: &str = "GpuDcgmConnectivityFailure";
 /// Code of [`CHECK_DCGM_CONNECTIVITY`] events.
 pub const CODE_DCGM_CONNECTIVITY: &str = "DCGM_CONNECTIVITY_ERROR";
 
+/// Agent of conclusions from many events, the same as NVSentinel's.
+pub const ANALYZER_AGENT: &str = "health-events-analyzer";
+/// Check of [`ANALYZER_AGENT`]: a fault is back after each of several repairs.
+pub const CHECK_REPAIR_NOT_WORKING: &str = "RepairNotWorking";
+/// Check of the healthy events by which gpuwarden records that a repair has succeeded.
+pub const CHECK_REPAIRED: &str = "NodeRepaired";
+
 /// Component class of GPUs.
 pub const COMPONENT_GPU: &str = "GPU";
 /// Component class of network cards.
@@ -163,5 +170,13 @@ pub const META_COMPUTE_INSTANCE: &str = "gpuwarden.dev/compute-instance";
 /// Metadata: the event was restored from the list on a quarantined node; the store lacked it,
 /// or had it only in its history from before another store was in use.
 pub const META_TAKEN_OVER: &str = "gpuwarden.dev/taken-over";
+/// Metadata: id of the conclusion that the event of the analysis reports, or ends.
+pub const META_CONCLUSION: &str = "gpuwarden.dev/conclusion";
+/// Metadata of a conclusion: ids of the events that it rests on, separated by commas, oldest first.
+pub const META_EVIDENCE: &str = "gpuwarden.dev/evidence";
+/// Metadata of a conclusion: monitor and check of the fault that it is about.
+pub const META_ANALYSED_CHECK: &str = "gpuwarden.dev/analysed-check";
+/// Metadata: job that the reported error comes from. Equal for all errors of the job.
+pub const META_JOB: &str = "gpuwarden.dev/job";
 /// Metadata: the event was created by `gpuwarden inject`.
 pub const META_INJECTED: &str = "gpuwarden.dev/injected";

@@ -8,7 +8,8 @@ use super::{ENVIRONMENT, RuleKind};
 use contract::nearest::nearest;
 
 /// Functions that are suggested for misspelt ones: those of `docs/policy.md`.
-const FUNCTIONS: [&str; 25] = [
+const FUNCTIONS: [&str; 26] = [
+    "bit",
     "bool",
     "charAt",
     "contains",

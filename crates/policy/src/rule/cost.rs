@@ -270,6 +270,8 @@ fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
             small,
             all.saturating_add(sizes.first().map_or(0, |list| list.items)),
         ),
+        // All entities of the event are compared with the register.
+        ("bit", _) => (small, all),
         // The value is assembled from the operands.
         _ => {
             let bytes = sum(sizes.iter().map(|size| size.bytes));

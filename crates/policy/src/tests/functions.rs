@@ -126,3 +126,43 @@ fn a_list_contains_what_equals_or_contains() {
         );
     }
 }
+
+#[test]
+fn a_bit_is_read_from_the_register_that_the_event_has() {
+    let register = |value: &str| HealthEvent {
+        entities_impacted: vec![
+            Entity {
+                entity_type: "NVLINK".into(),
+                entity_value: "3".into(),
+            },
+            Entity {
+                entity_type: "REG0".into(),
+                entity_value: value.into(),
+            },
+        ],
+        ..HealthEvent::default()
+    };
+    let holds = |expression: &str, event: &HealthEvent| {
+        let rule = CelRule::compile(RuleKind::HealthEvent, expression).unwrap();
+        rule.holds_for_event(&variable(event))
+    };
+    for (bit, value, expected) in [
+        (0, "0001", true),
+        (1, "0001", false),
+        (3, "1001", true),
+        (31, "1001", false),
+        (0, "", false),
+        (0, "é", false),
+    ] {
+        let expression = format!("event.bit('REG0', {bit})");
+        assert_eq!(
+            holds(&expression, &register(value)),
+            Ok(expected),
+            "{value}"
+        );
+    }
+    let bit = "event.bit('REG0', 0)";
+    assert_eq!(holds(bit, &HealthEvent::default()), Ok(false));
+    assert_eq!(holds("event.bit('REG1', 0)", &register("1")), Ok(false));
+    assert!(holds("event.bit('REG0', -1)", &register("1")).is_err());
+}
