@@ -1,73 +1,107 @@
 //! All rules and groups, and the conclusions that are open.
+//!
+//! What was said about a group, in an event of [`AGENT`], follows from the events too. The
+//! analyzer compares it with the conclusion that is open: [`Analyzer::to_say`] returns the events
+//! that make both equal, again and again until they are part of the feed or
+//! [`Analyzer::said`] reports that they are stored.
+
+mod checkpoint;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use contract::{Entity, HealthEvent, ProcessingStrategy, json};
+use contract::{HealthEvent, ProcessingStrategy, json, keys};
 use diagnosis::fold::Sightings;
 use jiff::{SignedDuration, Timestamp};
 use model::event::EventRecord;
-use sha2::{Digest as _, Sha256};
+use model::reporter::Authority;
+use serde::{Deserialize, Serialize};
 
-use crate::condition::{Conclusion, ConditionKind, Entry, EntryKey, Report};
-use crate::group::{Group, GroupValue};
+use crate::condition::{ConditionKind, Entry, EntryKey, OtherFault, Report};
+use crate::finding::{Finding, said_in};
+use crate::group::Group;
 use crate::history::{History, Recorded};
-use crate::rule::Rule;
+use crate::index::Index;
+use crate::rule::{EventView, Rule};
 
-/// Name of the monitor whose events the conclusions are.
-pub const AGENT: &str = "health-events-analyzer";
-/// Metadata of a conclusion: ids of the events that it rests on, separated by commas, oldest first.
-pub const META_EVIDENCE: &str = "gpuwarden.dev/evidence";
+pub use checkpoint::Saved;
+
+pub use contract::keys::ANALYZER_AGENT as AGENT;
+
 /// Most groups of all rules together. Events of further groups are counted as
 /// [`Analyzer::refused`], and lead to no conclusion.
 pub const MAX_GROUPS: usize = 200_000;
+/// Most nodes whose latest healthy event is known. Beyond it the oldest is forgotten, and events
+/// before that one are too late for new groups of all nodes.
+const MAX_NODES: usize = 20_000;
 /// Most that the time of an event may be ahead of its acceptance; a later one counts at the time of
 /// acceptance.
 const MAX_AHEAD: SignedDuration = SignedDuration::from_mins(5);
+/// Error codes that an application can cause itself: a crash of one job is no sign of a bad GPU,
+/// however often it is repeated (NVIDIA's catalogue; `examples/policies` has the same).
+const APPLICATION_CODES: [&str; 8] = ["13", "31", "43", "45", "66", "68", "69", "94"];
+
+/// Key of a group of a rule: the group, and the number of the rule.
+type GroupId = (Group, usize);
 
 /// All rules with their groups.
 #[derive(Debug, Default)]
 pub struct Analyzer {
     rules: Vec<Rule>,
+    index: Index,
     /// Groups by node first, so that those of a node are beside each other.
-    groups: BTreeMap<(Group, usize), State>,
-    /// Times at which conclusions end without a further event.
-    ends: BTreeSet<(Timestamp, (Group, usize))>,
-    /// Time of the latest healthy event of each node.
-    repaired: BTreeMap<String, Timestamp>,
+    groups: BTreeMap<GroupId, GroupState>,
+    /// Times at which groups change without a further event.
+    due: BTreeSet<(Timestamp, GroupId)>,
+    /// Last event of a node that new groups of the node do not know.
+    unknown: BTreeMap<String, EntryKey>,
+    /// The same for nodes that are not listed.
+    unknown_of_others: Option<EntryKey>,
+    /// Conclusions that an event of ours says are open.
+    told: BTreeMap<GroupId, Told>,
+    /// Recoveries of conclusions whose rules are not there any longer.
+    orphans: BTreeMap<Vec<u8>, HealthEvent>,
+    /// Groups whose conclusion may differ from what was said.
+    unsaid: BTreeSet<GroupId>,
+    /// Nodes with events that came too late for their groups.
+    late: BTreeSet<String>,
+    /// Nodes whose groups have changed since they were saved.
+    changed: BTreeSet<String>,
     refused: u64,
+    errors: Vec<String>,
 }
 
-/// History of a group, and what has been said about it.
-#[derive(Debug, Default)]
-struct State {
+/// History of a group, and its conclusion.
+#[derive(Debug)]
+struct GroupState {
     history: History,
     open: Option<Finding>,
-    ends_at: Option<Timestamp>,
+    due: Option<Timestamp>,
 }
 
-/// Conclusion of a rule about a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// Hash of rule, group and first evidence.
-    pub id: String,
-    /// Name of the rule.
-    pub rule: String,
-    /// Group of the events.
-    pub group: Group,
-    /// Time of the event that met the condition, and the events it rests on.
-    pub conclusion: Conclusion,
+/// Conclusion that an event of ours says is open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Told {
+    pub(crate) id: String,
+    pub(crate) since: Timestamp,
+    pub(crate) evidence: Vec<String>,
+    pub(crate) node: Option<String>,
 }
 
-/// Change of the open conclusions.
+/// Event that is to be stored, so that what is said agrees with what is concluded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Saying {
+    /// Event of a conclusion, or its recovery.
+    pub event: HealthEvent,
+    /// Conclusion that the event reports; `None` for a recovery.
+    pub finding: Option<Finding>,
+    about: About,
+}
+
+/// Conclusion that a saying is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// A conclusion is new.
-    Opened(Finding),
-    /// A conclusion holds no longer.
-    Ended(Finding),
-    /// The history of this group of this rule has to be built from all its events
-    /// ([`Analyzer::rebuild`]): one of them came later than entries are kept.
-    TooLate(Group, String),
+enum About {
+    Group(GroupId),
+    Orphan(Vec<u8>),
 }
 
 // === impl Analyzer ===
@@ -76,9 +110,15 @@ impl Analyzer {
     /// Creates an analyzer without events.
     pub fn new(rules: Vec<Rule>) -> Self {
         Self {
+            index: Index::new(&rules),
             rules,
             ..Self::default()
         }
+    }
+
+    /// Returns the rules.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
     }
 
     /// Returns the rule of a conclusion.
@@ -91,6 +131,16 @@ impl Analyzer {
         self.refused
     }
 
+    /// Returns the number of groups.
+    pub fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Returns the errors of expressions since the last call.
+    pub fn take_errors(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.errors)
+    }
+
     /// Returns the open conclusions.
     pub fn open(&self) -> impl Iterator<Item = &Finding> {
         self.groups.values().filter_map(|state| state.open.as_ref())
@@ -98,205 +148,417 @@ impl Analyzer {
 
     /// Records an event. Conclusions of this program, and events that are only stored, are no
     /// input.
-    pub fn record(&mut self, record: &EventRecord) -> Vec<Change> {
+    pub fn record(&mut self, record: &EventRecord) {
         let event = &record.event;
-        let stored_only = event.processing_strategy == ProcessingStrategy::StoreOnly as i32;
-        if event.agent == AGENT || stored_only {
-            return Vec::new();
+        if event.agent == AGENT {
+            self.record_own(record);
+            return;
         }
-        let mut changes = Vec::new();
-        for (rule, group) in self.concerned(event) {
-            self.add(rule, group, record, &mut changes);
+        if event.processing_strategy == ProcessingStrategy::StoreOnly as i32 {
+            return;
         }
+        let key = key_of(record);
         if event.is_healthy {
-            let at = time(record);
-            let latest = self.repaired.entry(event.node_name.clone()).or_insert(at);
-            *latest = at.max(*latest);
+            self.record_healthy(record, &key);
+        } else {
+            self.record_fault(record, &key);
         }
-        changes
     }
 
-    /// Builds the history of a group from all its events, in any order.
-    pub fn rebuild<'a>(
-        &mut self,
-        group: &Group,
-        rule: &str,
-        events: impl IntoIterator<Item = &'a EventRecord>,
-    ) -> Vec<Change> {
-        let mut changes = Vec::new();
-        let mut rules = self.rules.iter().enumerate();
-        let Some((index, rule)) = rules.find(|(_, one)| one.name == rule) else {
-            return changes;
-        };
-        let entries = events.into_iter().filter(|record| {
-            let event = &record.event;
-            rule.is_of(group, event)
-        });
-        let entries = entries.map(|record| entry(rule, record));
-        let history = History::of(&rule.condition, entries);
-        let key = (group.clone(), index);
-        let newest = history.newest().unwrap_or(Timestamp::MIN);
-        self.groups.entry(key.clone()).or_default().history = history;
-        self.settle(&key, newest, &mut changes);
-        changes
+    /// Returns the names of the nodes, since the last call, with an event that came later than
+    /// entries are kept: their groups have to be built from all events ([`Self::rebuild`]). An
+    /// empty name stands for the groups of several nodes.
+    pub fn take_late(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.late)
     }
 
-    /// Ends the conclusions whose window has passed.
-    pub fn time(&mut self, now: Timestamp) -> Vec<Change> {
-        let mut changes = Vec::new();
-        while let Some((at, key)) = self.ends.first().cloned()
+    /// Builds the groups of a node, or of several nodes if `node` is empty, from all their events.
+    pub fn rebuild<'a>(&mut self, node: &str, events: impl IntoIterator<Item = &'a EventRecord>) {
+        let ids: Vec<GroupId> = self.of_node(node).collect();
+        for id in &ids {
+            self.forget(id);
+        }
+        let mut sorted: Vec<(EntryKey, &EventRecord)> =
+            events.into_iter().map(|one| (key_of(one), one)).collect();
+        sorted.sort_by(|(a, _), (b, _)| a.cmp(b));
+        // The other groups know these events.
+        let others = std::mem::take(&mut self.groups);
+        let due = std::mem::take(&mut self.due);
+        let unknown = std::mem::take(&mut self.unknown);
+        let of_others = self.unknown_of_others.take();
+        for (_, record) in sorted {
+            self.record(record);
+        }
+        let is_of_node = |id: &GroupId| id.0.node == node;
+        self.groups.retain(|id, _| is_of_node(id));
+        self.due.retain(|(_, id)| is_of_node(id));
+        self.groups.extend(others);
+        self.due.extend(due);
+        let known = self.unknown.remove(node);
+        self.unknown = unknown;
+        self.unknown.remove(node);
+        self.unknown.extend(known.map(|key| (node.to_owned(), key)));
+        self.unknown_of_others = of_others;
+        self.late.remove(node);
+        self.unsaid.extend(ids);
+        self.changed.insert(node.to_owned());
+    }
+
+    /// Ends what ends with time, and forgets groups without anything that counts.
+    pub fn time(&mut self, now: Timestamp) {
+        while let Some((at, id)) = self.due.first().cloned()
             && at < now
         {
-            self.settle(&key, now, &mut changes);
-        }
-        changes
-    }
-
-    /// Returns the groups that an event concerns: those that it counts for, or, if it is healthy,
-    /// those that it heals.
-    fn concerned(&self, event: &HealthEvent) -> Vec<(usize, Group)> {
-        let mut concerned = Vec::new();
-        for (index, rule) in self.rules.iter().enumerate() {
-            if event.is_healthy {
+            self.settle(&id, now);
+            let state = self.groups.get(&id);
+            if state.is_some_and(|state| state.open.is_some()) {
                 continue;
             }
-            // An expression that cannot be evaluated admits nothing, as in a policy.
-            if rule.matches.counts(event).unwrap_or(false) {
-                let groups = rule.groups(event).into_iter();
-                concerned.extend(groups.map(|group| (index, group)));
+            let newest = state.and_then(|state| state.history.newest()).cloned();
+            if state.is_some_and(|state| state.due.is_some_and(|due| due < now)) {
+                self.knows_not_before(&id.0.node, newest);
+                self.forget(&id);
             }
         }
-        if event.is_healthy {
-            let first = Group {
-                node: event.node_name.clone(),
-                values: Vec::new(),
+    }
+
+    /// Returns the time of the next change without an event.
+    pub fn next_time(&self) -> Option<Timestamp> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// Returns the events that report what changed, at most `limit`.
+    pub fn to_say(&mut self, now: Timestamp, limit: usize) -> Vec<Saying> {
+        let mut sayings: Vec<Saying> = Vec::new();
+        let mut agreed = Vec::new();
+        for id in &self.unsaid {
+            let open = self.groups.get(id).and_then(|state| state.open.as_ref());
+            let told = self.told.get(id);
+            let Some(rule) = self.rules.get(id.1) else {
+                continue;
             };
-            let of_node = self
-                .groups
-                .range((first, 0)..)
-                .take_while(|((group, _), _)| group.node == event.node_name);
-            let healed = of_node.filter(|((group, index), _)| {
-                self.rules
-                    .get(*index)
-                    .is_some_and(|rule| rule.is_of(group, event))
+            if open.map(|open| &open.id) == told.map(|told| &told.id) {
+                agreed.push(id.clone());
+                continue;
+            }
+            if sayings.len() >= limit {
+                break;
+            }
+            let event = match (open, told) {
+                (Some(open), _) => open.event(rule),
+                (None, Some(told)) => Finding::recovery(rule, &id.0, told, now),
+                (None, None) => continue,
+            };
+            sayings.push(Saying {
+                event,
+                finding: open.cloned(),
+                about: About::Group(id.clone()),
             });
-            concerned.extend(healed.map(|((group, index), _)| (*index, group.clone())));
         }
-        concerned
+        for id in agreed {
+            self.unsaid.remove(&id);
+        }
+        let orphans = self
+            .orphans
+            .iter()
+            .take(limit.saturating_sub(sayings.len()));
+        sayings.extend(orphans.map(|(key, recovery)| {
+            let mut event = recovery.clone();
+            event.generated_timestamp = Some(json::proto_timestamp(now));
+            Saying {
+                event,
+                finding: None,
+                about: About::Orphan(key.clone()),
+            }
+        }));
+        sayings
     }
 
-    fn add(&mut self, index: usize, group: Group, record: &EventRecord, changes: &mut Vec<Change>) {
-        let Some(rule) = self.rules.get(index) else {
-            return;
-        };
-        let (key, entry) = entry(rule, record);
-        let too_late = Change::TooLate(group.clone(), rule.name.clone());
-        let id = (group, index);
-        if !self.groups.contains_key(&id) {
-            if self.groups.len() >= MAX_GROUPS {
-                self.refused += 1;
-                return;
-            }
-            // A new history lacks the repairs so far, so earlier events are too late for it.
-            let repaired = self.repaired.get(&record.event.node_name);
-            let history = repaired.map_or_else(History::default, |at| History::after(*at));
-            self.groups.entry(id.clone()).or_default().history = history;
-        }
-        let Some(state) = self.groups.get_mut(&id) else {
-            return;
-        };
-        match state.history.record(&rule.condition, key, entry) {
-            Recorded::Known => {}
-            Recorded::TooOld => changes.push(too_late),
-            Recorded::Done => {
-                let now = state.history.newest().unwrap_or(Timestamp::MIN);
-                self.settle(&id, now, changes);
+    /// Notes that an event is stored.
+    pub fn said(&mut self, saying: &Saying) {
+        match &saying.about {
+            About::Orphan(key) => drop(self.orphans.remove(key)),
+            About::Group(id) => {
+                self.changed.insert(id.0.node.clone());
+                match &saying.finding {
+                    Some(finding) => drop(self.told.insert(id.clone(), Told::of(finding))),
+                    None => drop(self.told.remove(id)),
+                }
             }
         }
     }
 
-    /// Compares the conclusion of a group with what has been said about it.
-    fn settle(&mut self, id: &(Group, usize), now: Timestamp, changes: &mut Vec<Change>) {
+    /// Records an event of this program: what was said, or the repair of a conclusion.
+    fn record_own(&mut self, record: &EventRecord) {
+        let event = &record.event;
+        let said = said_in(event);
+        let index = self
+            .rules
+            .iter()
+            .position(|rule| rule.name == event.check_name);
+        let Some(index) = index else {
+            let key = about_orphan(event);
+            if event.is_healthy {
+                self.orphans.remove(&key);
+            } else if said.is_some() {
+                self.orphans.insert(key, Finding::recovery_of(event));
+            }
+            return;
+        };
+        if let (Some(said), false) = (&said, event.is_healthy) {
+            for id in self.groups_of(index, event) {
+                self.changed.insert(id.0.node.clone());
+                self.unsaid.insert(id.clone());
+                self.told.insert(id, said.clone());
+            }
+        }
+        if !event.is_healthy {
+            return;
+        }
+        let closed: Vec<GroupId> = (self.told.keys())
+            .filter(|id| id.1 == index && self.covers(id, event))
+            .cloned()
+            .collect();
+        for id in closed {
+            self.told.remove(&id);
+            self.changed.insert(id.0.node.clone());
+            self.unsaid.insert(id);
+        }
+        // Others may close a conclusion: a person, or gpuwarden for a machine that is gone.
+        if said.is_none() && Authority::of(event) == Authority::Trusted {
+            let key = key_of(record);
+            let ids = self
+                .groups
+                .keys()
+                .filter(|id| id.1 == index && self.covers(id, event));
+            let ids: Vec<GroupId> = ids.cloned().collect();
+            for id in ids {
+                self.add(&id, &key, Entry::Repair);
+            }
+            self.knows_not_before(&event.node_name, Some(key));
+        }
+    }
+
+    fn record_healthy(&mut self, record: &EventRecord, key: &EntryKey) {
+        let event = &record.event;
+        let view = EventView::new(event);
+        let mut errors = Vec::new();
+        let mut steps: BTreeMap<usize, u32> = BTreeMap::new();
+        let mut begun = Vec::new();
+        for number in self.index.healthy() {
+            let rule = self.rules.get(*number);
+            let bits = rule.map_or(0, |rule| rule.steps_of(&view, &mut errors));
+            if bits != 0 {
+                steps.insert(*number, bits);
+                // The event names no device, so it can begin a group of the node only.
+                let of_node = rule.is_some_and(|rule| rule.group_by.is_empty());
+                begun.extend(of_node.then_some(*number));
+            }
+        }
+        for number in begun {
+            self.create(&(Group::of_node(&event.node_name), number));
+        }
+        let mut entries: Vec<(GroupId, Entry)> = Vec::new();
+        for id in self.of_node(&event.node_name).chain(self.of_node("")) {
+            let Some(rule) = self.rules.get(id.1).filter(|_| self.covers(&id, event)) else {
+                continue;
+            };
+            let entry = if rule.is_repaired_by(event) && Authority::of(event) == Authority::Trusted
+            {
+                Entry::Repair
+            } else if let Some(bits) = steps.get(&id.1) {
+                Entry::Report(report(rule, record, *bits))
+            } else if rule.needs_others() {
+                Entry::Other(other(event))
+            } else {
+                continue;
+            };
+            entries.push((id, entry));
+        }
+        for (id, entry) in entries {
+            self.add(&id, key, entry);
+        }
+        self.errors.append(&mut errors);
+        self.knows_not_before(&event.node_name, Some(key.clone()));
+    }
+
+    fn record_fault(&mut self, record: &EventRecord, key: &EntryKey) {
+        let event = &record.event;
+        let view = EventView::new(event);
+        let mut errors = Vec::new();
+        let mut entries: Vec<(GroupId, Entry)> = Vec::new();
+        let candidates = self.index.candidates(event);
+        let mut counted: BTreeSet<usize> = BTreeSet::new();
+        for number in candidates {
+            let Some(rule) = self.rules.get(number) else {
+                continue;
+            };
+            let bits = rule.steps_of(&view, &mut errors);
+            if bits == 0 {
+                continue;
+            }
+            counted.insert(number);
+            let report = report(rule, record, bits);
+            let groups = rule.groups(event).into_iter();
+            entries.extend(groups.map(|group| ((group, number), Entry::Report(report.clone()))));
+        }
+        for number in self.index.solo() {
+            let rule = self
+                .rules
+                .get(*number)
+                .filter(|_| !counted.contains(number));
+            let groups = rule.map(|rule| rule.groups(event)).unwrap_or_default();
+            let entry = || Entry::Other(other(event));
+            entries.extend(groups.into_iter().map(|group| ((group, *number), entry())));
+        }
+        for (id, entry) in entries {
+            if self.create(&id) {
+                self.add(&id, key, entry);
+            }
+        }
+        self.errors.append(&mut errors);
+    }
+
+    /// Creates a group that is missing. Returns false if there are too many.
+    fn create(&mut self, id: &GroupId) -> bool {
+        if self.groups.contains_key(id) {
+            return true;
+        }
+        let Some(rule) = self.rules.get(id.1) else {
+            return false;
+        };
+        if self.groups.len() >= MAX_GROUPS {
+            self.refused += 1;
+            return false;
+        }
+        // A new group lacks the repairs so far, so earlier events are too late for it.
+        let unknown = self
+            .unknown
+            .get(&id.0.node)
+            .max(self.unknown_of_others.as_ref());
+        let state = GroupState {
+            history: History::new(&rule.condition, unknown.cloned()),
+            open: None,
+            due: None,
+        };
+        self.groups.insert(id.clone(), state);
+        true
+    }
+
+    /// Adds an entry to a group.
+    fn add(&mut self, id: &GroupId, key: &EntryKey, entry: Entry) {
         let (Some(state), Some(rule)) = (self.groups.get_mut(id), self.rules.get(id.1)) else {
             return;
         };
-        let conclusion = state.history.conclusion(&rule.condition, now).cloned();
-        let found = conclusion.map(|conclusion| Finding::new(rule, &id.0, conclusion));
-        let is_same = match (&state.open, &found) {
-            (Some(open), Some(found)) => open.id == found.id,
-            (None, None) => true,
-            _ => false,
+        match state.history.record(&rule.condition, key.clone(), entry) {
+            Recorded::Known => return,
+            Recorded::TooOld => {
+                self.late.insert(id.0.node.clone());
+                return;
+            }
+            Recorded::Done => {}
+        }
+        let now = state.history.newest().map_or(Timestamp::MIN, |key| key.at);
+        if !self.changed.contains(&id.0.node) {
+            self.changed.insert(id.0.node.clone());
+        }
+        self.settle(id, now);
+    }
+
+    /// Determines the conclusion of a group as of a time.
+    fn settle(&mut self, id: &GroupId, now: Timestamp) {
+        let (Some(state), Some(rule)) = (self.groups.get_mut(id), self.rules.get(id.1)) else {
+            return;
         };
-        if !is_same {
-            changes.extend(state.open.take().map(Change::Ended));
-            state.open.clone_from(&found);
-            changes.extend(found.map(Change::Opened));
+        let conclusion = state.history.conclusion(&rule.condition, now);
+        let known = state.open.as_ref().map(|open| &open.conclusion);
+        if known != conclusion.as_deref() {
+            let conclusion = conclusion.map(std::borrow::Cow::into_owned);
+            state.open = conclusion.map(|it| Finding::new(rule, &id.0, it));
+            self.unsaid.insert(id.clone());
+            self.changed.insert(id.0.node.clone());
         }
-        if let Some(at) = state.ends_at.take() {
-            self.ends.remove(&(at, id.clone()));
+        let newest = state.history.newest().map(|key| key.at);
+        let forgotten = newest.and_then(|at| at.checked_add(rule.condition.window).ok());
+        let due = state.history.changes_after(&rule.condition, now);
+        let due = due.or(forgotten.filter(|_| state.open.is_none()));
+        if due != state.due {
+            if let Some(at) = state.due {
+                self.due.remove(&(at, id.clone()));
+            }
+            state.due = due;
+            self.due.extend(due.map(|at| (at, id.clone())));
         }
-        if state.open.is_some() {
-            state.ends_at = state.history.ends_at(&rule.condition);
-            self.ends.extend(state.ends_at.map(|at| (at, id.clone())));
+    }
+
+    /// Forgets a group.
+    fn forget(&mut self, id: &GroupId) {
+        if let Some(state) = self.groups.remove(id) {
+            self.changed.insert(id.0.node.clone());
+            if let Some(at) = state.due {
+                self.due.remove(&(at, id.clone()));
+            }
         }
+    }
+
+    /// Notes that new groups of a node do not know the events up to this one.
+    fn knows_not_before(&mut self, node: &str, key: Option<EntryKey>) {
+        let Some(key) = key else {
+            return;
+        };
+        match self.unknown.get_mut(node) {
+            Some(known) if *known >= key => {}
+            Some(known) => *known = key,
+            None => drop(self.unknown.insert(node.to_owned(), key)),
+        }
+        if self.unknown.len() > MAX_NODES
+            && let Some((oldest, key)) = self.unknown.iter().min_by_key(|(_, key)| *key)
+        {
+            let (oldest, key) = (oldest.clone(), key.clone());
+            self.unknown.remove(&oldest);
+            self.unknown_of_others = self.unknown_of_others.take().max(Some(key));
+        }
+    }
+
+    fn of_node<'a>(&'a self, node: &'a str) -> impl Iterator<Item = GroupId> + 'a {
+        let first = (Group::of_node(node), 0);
+        let of_node = self.groups.range(first..);
+        of_node
+            .map(|(id, _)| id)
+            .take_while(move |id| id.0.node == node)
+            .cloned()
+    }
+
+    /// Returns the groups of a rule that an event of this program names.
+    fn groups_of(&self, index: usize, event: &HealthEvent) -> Vec<GroupId> {
+        let groups = self.rules.get(index).map(|rule| rule.groups(event));
+        let groups = groups.unwrap_or_default().into_iter();
+        groups.map(|group| (group, index)).collect()
+    }
+
+    fn covers(&self, id: &GroupId, event: &HealthEvent) -> bool {
+        let rule = self.rules.get(id.1);
+        rule.is_some_and(|rule| rule.covers(&id.0, event))
     }
 }
 
-// === impl Finding ===
+/// Returns what two events about a conclusion of an unknown rule have in common.
+fn about_orphan(event: &HealthEvent) -> Vec<u8> {
+    let about = HealthEvent {
+        node_name: event.node_name.clone(),
+        check_name: event.check_name.clone(),
+        error_code: event.error_code.clone(),
+        entities_impacted: event.entities_impacted.clone(),
+        ..HealthEvent::default()
+    };
+    prost::Message::encode_to_vec(&about)
+}
 
-impl Finding {
-    /// Returns the event of the conclusion: unhealthy while it holds, healthy as of the time `ended`.
-    pub fn event(&self, rule: &Rule, ended: Option<Timestamp>) -> HealthEvent {
-        let mut event = HealthEvent {
-            version: 1,
-            agent: AGENT.to_owned(),
-            component_class: rule.component_class.clone(),
-            check_name: self.rule.clone(),
-            is_healthy: ended.is_some(),
-            node_name: self.group.node.clone(),
-            generated_timestamp: Some(json::proto_timestamp(
-                ended.unwrap_or(self.conclusion.since),
-            )),
-            ..HealthEvent::default()
-        };
-        for value in &self.group.values {
-            match value {
-                GroupValue::Code(code) => event.error_code.push(code.clone()),
-                GroupValue::Entity(kind, value) => event.entities_impacted.push(Entity {
-                    entity_type: kind.clone(),
-                    entity_value: value.clone(),
-                }),
-            }
-        }
-        if ended.is_none() {
-            event.is_fatal = rule.fatal;
-            event.recommended_action = rule.action as i32;
-            event.message.clone_from(&rule.message);
-            let evidence = self.conclusion.evidence.join(",");
-            event.metadata.insert(META_EVIDENCE.to_owned(), evidence);
-        }
-        event
-    }
-
-    fn new(rule: &Rule, group: &Group, conclusion: Conclusion) -> Self {
-        let mut hash = Sha256::new();
-        let first = conclusion.evidence.first().map_or("", String::as_str);
-        let values = group.values.iter().map(GroupValue::text);
-        for part in [rule.name.as_str(), &group.node, first]
-            .into_iter()
-            .chain(values)
-        {
-            hash.update(part.len().to_le_bytes());
-            hash.update(part);
-        }
-        let digest = hash.finalize();
-        let id = digest.iter().take(12).map(|byte| format!("{byte:02x}"));
-        Self {
-            id: id.collect(),
-            rule: rule.name.clone(),
-            group: group.clone(),
-            conclusion,
-        }
+/// Returns the key of an event in all histories.
+fn key_of(record: &EventRecord) -> EntryKey {
+    EntryKey {
+        at: time(record),
+        id: record.id.clone(),
     }
 }
 
@@ -315,29 +577,40 @@ fn credible(time: Timestamp, record: &EventRecord) -> Timestamp {
     }
 }
 
-/// Returns the entry of an event in the histories of a rule.
-fn entry(rule: &Rule, record: &EventRecord) -> (EntryKey, Entry) {
+/// Returns what an event reports for a rule.
+fn report(rule: &Rule, record: &EventRecord, steps: u32) -> Report {
     let event = &record.event;
     let seen = Sightings::of(event, record.created_at);
-    let key = EntryKey {
-        at: credible(seen.last, record),
-        id: record.id.clone(),
+    let values = rule.distinct.iter().map(|key| {
+        let mut values = key.values(event).into_iter();
+        values.next().map(|value| value.text()).unwrap_or_default()
+    });
+    let value = match &rule.condition.kind {
+        ConditionKind::Burst(_) => event.error_code.first().cloned().unwrap_or_default(),
+        _ => values.collect::<Vec<_>>().join("\n"),
     };
-    if event.is_healthy {
-        return (key, Entry::Repair);
-    }
-    let value = match (&rule.distinct, &rule.condition.kind) {
-        (Some(distinct), _) => {
-            let mut values = distinct.values(event).into_iter();
-            values.next().map(|value| value.text().to_owned())
-        }
-        (None, ConditionKind::Burst(_)) => event.error_code.first().cloned(),
-        (None, _) => None,
-    };
-    let report = Report {
-        first: credible(seen.first, record).min(key.at),
+    let by_application = |code: &String| APPLICATION_CODES.contains(&code.as_str());
+    let may_be_job = event.error_code.iter().any(by_application);
+    Report {
+        first: credible(seen.first, record).min(time(record)),
         count: seen.count,
-        value: value.unwrap_or_default(),
-    };
-    (key, Entry::Report(report))
+        value,
+        job: event
+            .metadata
+            .get(keys::META_JOB)
+            .filter(|_| may_be_job)
+            .cloned(),
+        steps,
+        node: (!rule.is_of_one_node()).then(|| event.node_name.clone()),
+        only_counts: event.metadata.contains_key(keys::META_EARLIER_IN_BOOT),
+    }
+}
+
+/// Returns an event as another fault of a group, or its recovery.
+fn other(event: &HealthEvent) -> OtherFault {
+    OtherFault {
+        check: format!("{}/{}", event.agent, event.check_name),
+        codes: event.error_code.clone(),
+        is_healthy: event.is_healthy,
+    }
 }

@@ -4,33 +4,66 @@
 //! whatever the number of events, and so is the work for one entry. [`crate::History`] brings
 //! entries that arrive in another order into this one.
 
-use std::collections::{BTreeSet, VecDeque};
+mod chain;
+mod solo;
+mod tally;
+mod trend;
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use chain::Chain;
+use solo::Solo;
+use tally::Tally;
+use trend::Trend;
 
 /// Condition of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// Way of counting.
+    /// Kind, which decides what is counted.
     pub kind: ConditionKind,
     /// Number that has to be reached within the window, at least 1.
     pub threshold: u32,
     /// Time that is looked back from each event. Both ends belong to it.
     pub window: SignedDuration,
+    /// Longest time between two neighbours among the newest reports that make up the threshold;
+    /// `None` for any. Only for [`ConditionKind::Count`].
+    pub close: Option<SignedDuration>,
     /// True if a conclusion lasts until a repair. Otherwise it ends once the window has passed
-    /// without an event.
+    /// without a report.
     pub until_repaired: bool,
 }
 
-/// Way of counting.
+/// Kind of a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConditionKind {
-    /// Reports; an event with a count of repeats stands for as many.
+    /// Counts reports; an event with a count of repeats stands for as many.
     Count,
-    /// Different values, such as GPUs of a node.
+    /// Counts different values, such as GPUs of a node.
     Distinct,
-    /// Bursts: reports with no more than a gap between two of them are one.
+    /// Counts bursts: reports with no more than a gap between two of them are one.
     Burst(Gaps),
+    /// Looks for reports of each step, in the order of the steps. The threshold is the number of
+    /// steps.
+    Sequence {
+        /// Longest time between a step and the one after it.
+        within: SignedDuration,
+    },
+    /// Looks for a report with no other within a gap before and after it, while no other fault of
+    /// the group was reported within the window or the gap and has not recovered.
+    Solo {
+        /// Time without another report.
+        gap: SignedDuration,
+    },
+    /// Compares the reports of a window with those of the window before: there have to be as many
+    /// as the threshold, and the factor times as many as before.
+    Trend {
+        /// Factor, at least 1.
+        factor: u32,
+    },
 }
 
 /// Gaps that end a burst.
@@ -45,7 +78,7 @@ pub struct Gaps {
 }
 
 /// Key that orders entries: time, then id. Two entries with the same key are one.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EntryKey {
     /// Time of the last report that the entry stands for.
     pub at: Timestamp,
@@ -54,16 +87,18 @@ pub struct EntryKey {
 }
 
 /// Entry of a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Entry {
     /// An event that the rule is about.
     Report(Report),
-    /// A repair of the group, after which earlier reports do not count.
+    /// Another event about the group, for [`ConditionKind::Solo`].
+    Other(OtherFault),
+    /// A repair of the group. It ends an open conclusion, and reports before it then do not count.
     Repair,
 }
 
 /// Reports of a fault, from one event.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// Time of the first report that the event stands for.
     pub first: Timestamp,
@@ -71,136 +106,195 @@ pub struct Report {
     pub count: u64,
     /// Value that [`ConditionKind::Distinct`] counts, and code for [`ConditionKind::Burst`].
     pub value: String,
+    /// Job whose own crash the event is. Reports of one job count once.
+    pub job: Option<String>,
+    /// Steps of a [`ConditionKind::Sequence`] that the event is part of, as bits.
+    pub steps: u32,
+    /// True if the event counts, and no conclusion is drawn because of it alone: it is older than
+    /// the history that its monitor was to read.
+    pub only_counts: bool,
+    /// Node of the event, in a group of several nodes.
+    pub node: Option<String>,
+}
+
+/// Another fault of a group, or its recovery.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherFault {
+    /// Monitor and check.
+    pub check: String,
+    /// Error codes. None in a recovery stands for all codes of the check.
+    pub codes: Vec<String>,
+    /// True for a recovery.
+    pub is_healthy: bool,
 }
 
 /// Conclusion of a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conclusion {
     /// Time of the event that met the condition.
     pub since: Timestamp,
     /// Ids of the events that met the condition, at most as many as the threshold, oldest first.
     pub evidence: Vec<String>,
+    /// Node of the event that met the condition, in a group of several nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
 }
 
 /// State of a condition in one group.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// Newest items that count, oldest first, no more than the threshold needs.
-    items: VecDeque<Item>,
+    progress: Progress,
     /// Time of the latest report.
     last: Option<Timestamp>,
-    /// Time of the latest report with a sticky code.
-    last_sticky: Option<Timestamp>,
     conclusion: Option<Conclusion>,
 }
 
-/// Reports that count as one item: of one event, with one value, or of one burst.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Item {
-    /// Time of its last report.
-    at: Timestamp,
-    /// Event that began it.
-    id: String,
-    value: String,
-    /// Number that it adds to the count.
-    weight: u64,
+/// State of one kind of condition.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Progress {
+    Tally(Tally),
+    Chain(Chain),
+    Solo(Solo),
+    Trend(Trend),
+}
+
+// === impl Progress ===
+
+impl Progress {
+    fn new(condition: &Condition) -> Self {
+        match condition.kind {
+            ConditionKind::Count | ConditionKind::Distinct | ConditionKind::Burst(_) => {
+                Self::Tally(Tally::default())
+            }
+            ConditionKind::Sequence { .. } => Self::Chain(Chain::default()),
+            ConditionKind::Solo { .. } => Self::Solo(Solo::default()),
+            ConditionKind::Trend { .. } => Self::Trend(Trend::default()),
+        }
+    }
+
+    /// Adds a report. Returns the evidence if the condition is met now.
+    fn report(
+        &mut self,
+        condition: &Condition,
+        last: Option<Timestamp>,
+        key: &EntryKey,
+        report: &Report,
+    ) -> Option<Vec<String>> {
+        match self {
+            Self::Tally(tally) => tally.report(condition, last, key, report),
+            Self::Chain(chain) => chain.report(condition, key, report),
+            Self::Solo(solo) => {
+                solo.report(condition, last, key, report);
+                None
+            }
+            Self::Trend(trend) => trend.report(condition, key, report),
+        }
+    }
 }
 
 // === impl State ===
 
 impl State {
+    /// Creates the state without entries.
+    pub fn new(condition: &Condition) -> Self {
+        Self {
+            progress: Progress::new(condition),
+            last: None,
+            conclusion: None,
+        }
+    }
+
     /// Returns the conclusion as of a time. `None` if there is none, or if it has ended by then.
-    pub fn conclusion(&self, condition: &Condition, now: Timestamp) -> Option<&Conclusion> {
-        let conclusion = self.conclusion.as_ref()?;
+    pub fn conclusion(&self, condition: &Condition, now: Timestamp) -> Option<Cow<'_, Conclusion>> {
+        let known = self.conclusion.as_ref().map(Cow::Borrowed);
+        let conclusion = known.or_else(|| self.matured(condition, now).map(Cow::Owned))?;
         (condition.until_repaired || !self.is_over(condition, now)).then_some(conclusion)
     }
 
-    /// Returns the time at which a conclusion ends without a further event.
-    pub fn ends_at(&self, condition: &Condition) -> Option<Timestamp> {
-        self.conclusion.as_ref()?;
-        let last = self.last.filter(|_| !condition.until_repaired)?;
-        last.checked_add(condition.window).ok()
+    /// Returns the time after which the conclusion, as of `now`, changes without a further entry, or
+    /// after which the state holds nothing that counts.
+    pub fn changes_after(&self, condition: &Condition, now: Timestamp) -> Option<Timestamp> {
+        let mut last = self.last;
+        if let Progress::Solo(solo) = &self.progress {
+            let judged = solo.judged_after(condition);
+            if judged.is_some_and(|judged| judged >= now) {
+                return judged;
+            }
+            last = last.max(solo.latest_other());
+        }
+        let is_open = self.conclusion(condition, now).is_some();
+        let last = last.filter(|_| !(is_open && condition.until_repaired))?;
+        let span = match condition.kind {
+            // Reports of the window before count too.
+            ConditionKind::Trend { .. } if !is_open => condition.window + condition.window,
+            _ => condition.window,
+        };
+        Some(after(last, span))
     }
 
     /// Adds an entry that is later than all before it.
     pub fn step(&mut self, condition: &Condition, key: &EntryKey, entry: &Entry) {
-        match entry {
-            Entry::Repair => *self = Self::default(),
-            Entry::Report(report) => self.report(condition, key, report),
+        if self.conclusion.is_none() {
+            self.conclusion = self.matured(condition, key.at);
         }
-    }
-
-    fn report(&mut self, condition: &Condition, key: &EntryKey, report: &Report) {
         if !condition.until_repaired && self.is_over(condition, key.at) {
             self.conclusion = None;
         }
-        self.count(condition, key, report);
-        self.last = Some(key.at);
-        let begin = key
-            .at
-            .checked_sub(condition.window)
-            .unwrap_or(Timestamp::MIN);
-        while self.items.front().is_some_and(|item| item.at < begin) {
-            self.items.pop_front();
+        if let Progress::Solo(solo) = &mut self.progress {
+            solo.pass(condition, key.at);
         }
-        let needed = u64::from(condition.threshold);
-        let mut total: u64 = self.items.iter().map(|item| item.weight).sum();
-        // Older items than the threshold needs can never matter again.
-        while let Some(oldest) = self.items.front()
-            && total - oldest.weight >= needed
-        {
-            total -= oldest.weight;
-            self.items.pop_front();
-        }
-        if total >= needed && self.conclusion.is_none() {
-            self.conclusion = Some(Conclusion {
-                since: key.at,
-                evidence: self.items.iter().map(|item| item.id.clone()).collect(),
-            });
+        match entry {
+            Entry::Repair if self.conclusion.is_some() => *self = Self::new(condition),
+            Entry::Repair => {}
+            Entry::Other(other) => {
+                if let Progress::Solo(solo) = &mut self.progress {
+                    solo.other(key.at, other);
+                }
+            }
+            Entry::Report(report) => {
+                let met = self.progress.report(condition, self.last, key, report);
+                self.last = Some(key.at);
+                if self.conclusion.is_none()
+                    && !report.only_counts
+                    && let Some(evidence) = met
+                {
+                    self.conclusion = Some(Conclusion {
+                        since: key.at,
+                        evidence,
+                        node: report.node.clone(),
+                    });
+                }
+            }
         }
     }
 
-    /// Adds a report to the items.
-    fn count(&mut self, condition: &Condition, key: &EntryKey, report: &Report) {
-        let item = Item {
-            at: key.at,
-            id: key.id.clone(),
-            value: report.value.clone(),
-            weight: 1,
-        };
-        match &condition.kind {
-            ConditionKind::Count => self.items.push_back(Item {
-                // The sum of some items stays far below the largest number.
-                weight: report.count.clamp(1, u64::from(condition.threshold)),
-                ..item
-            }),
-            ConditionKind::Distinct => {
-                self.items.retain(|known| known.value != item.value);
-                self.items.push_back(item);
-            }
-            ConditionKind::Burst(gaps) => {
-                let sticky = gaps.sticky.contains(&report.value);
-                let goes_on = within(self.last, report.first, gaps.gap)
-                    || (sticky && within(self.last_sticky, report.first, gaps.sticky_gap));
-                if sticky {
-                    self.last_sticky = Some(key.at);
-                }
-                match self.items.back_mut() {
-                    Some(burst) if goes_on => burst.at = key.at,
-                    _ => self.items.push_back(item),
-                }
-            }
+    /// Makes this the conclusion, of events that are not known.
+    pub(crate) fn adopt(&mut self, conclusion: Conclusion) {
+        self.last = Some(conclusion.since);
+        self.conclusion = Some(conclusion);
+    }
+
+    /// Returns the conclusion that follows from the time alone.
+    fn matured(&self, condition: &Condition, now: Timestamp) -> Option<Conclusion> {
+        match &self.progress {
+            Progress::Solo(solo) => solo.matured(condition, now),
+            _ => None,
         }
     }
 
     /// Returns true if the window has passed without a report.
     fn is_over(&self, condition: &Condition, now: Timestamp) -> bool {
-        let begin = now.checked_sub(condition.window).unwrap_or(Timestamp::MIN);
-        self.last.is_some_and(|last| last < begin)
+        self.last
+            .is_some_and(|last| last < before(now, condition.window))
     }
 }
 
-/// Returns true if no more than `gap` lies between two reports; reports that overlap have no gap.
-fn within(last: Option<Timestamp>, next: Timestamp, gap: SignedDuration) -> bool {
-    last.is_some_and(|last| next.duration_since(last) <= gap)
+/// Returns the time a span before another, or the first time there is.
+fn before(at: Timestamp, span: SignedDuration) -> Timestamp {
+    at.checked_sub(span).unwrap_or(Timestamp::MIN)
+}
+
+/// Returns the time a span after another, or the last time there is.
+fn after(at: Timestamp, span: SignedDuration) -> Timestamp {
+    at.checked_add(span).unwrap_or(Timestamp::MAX)
 }

@@ -1,16 +1,31 @@
 //! Groups of events: the values of an event for the keys that a rule groups by.
 
 use contract::{Entity, HealthEvent, keys};
-use diagnosis::subject::canonical_value;
+use diagnosis::subject::{Subject, canonical_value};
+use serde::{Deserialize, Serialize};
 
 /// Entity of a port of a NIC.
 const NIC_PORT: &str = "NICPort";
 /// Entities that name a GPU, the most durable name first. An event counts for its GPUs under the
 /// first kind that it has.
 const GPU_NAMES: [&str; 3] = [keys::ENTITY_GPU_UUID, keys::ENTITY_PCI, keys::ENTITY_GPU];
-/// Key that a rule groups events by. The node is part of every group.
+/// Labels of the NVLink domain of a node: of the GPU Operator, and of Topograph.
+const NVLINK_DOMAIN_LABELS: [&str; 2] = [
+    "nvidia.com/gpu.clique",
+    "network.topology.nvidia.com/accelerator",
+];
+/// Labels of the rack of a node: the usual one, and that of Topograph for the first switch.
+const RACK_LABELS: [&str; 2] = [
+    "topology.kubernetes.io/rack",
+    "network.topology.nvidia.com/leaf",
+];
+const ZONE_LABELS: [&str; 1] = ["topology.kubernetes.io/zone"];
+
+/// Key that a rule groups events by. The node is part of a group, unless a key groups nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GroupKey {
+    /// Node, where a key that groups nodes leaves it out otherwise.
+    Node,
     /// GPU.
     Gpu,
     /// NVLink of a GPU or switch.
@@ -23,79 +38,217 @@ pub enum GroupKey {
     Port,
     /// Error code.
     Code,
+    /// Fault: check, error code and broken device.
+    Fault,
     /// Entity of this type.
     Entity(String),
+    /// Job, on any node.
+    Job,
+    /// Value of the first of these labels that a node has. Groups nodes.
+    Label(Vec<String>),
 }
 
-/// Group of events: the node, and a value for each key of the rule.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Group of events: a value for each key of the rule.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Group {
-    /// Name of the node.
+    /// Name of the node. Empty in a group of several nodes.
     pub node: String,
     /// Values in the order of the rule's keys.
     pub values: Vec<GroupValue>,
 }
 
 /// Value of an event for a key of a rule.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum GroupValue {
+    /// Node.
+    Node(String),
     /// Error code.
     Code(String),
     /// Entity, by type and value.
     Entity(String, String),
+    /// Fault: monitor and check, code, and entities that name the device.
+    Fault(String, String, Vec<(String, String)>),
+    /// Value of a metadata key: a job, or a label of the node.
+    Metadata(String, String),
 }
 
 // === impl GroupKey ===
 
 impl GroupKey {
-    /// Names of the keys in files of rules, beside `node` and `entity:TYPE`.
-    pub const NAMES: [(&'static str, Self); 6] = [
-        ("gpu", Self::Gpu),
-        ("link", Self::Link),
-        ("switch", Self::Switch),
-        ("nic", Self::Nic),
-        ("port", Self::Port),
-        ("code", Self::Code),
-    ];
+    /// Returns the key with this name in a file of rules. `None` if there is none.
+    pub fn parse(name: &str) -> Option<Self> {
+        let labels = |labels: &[&str]| labels.iter().map(|label| (*label).to_owned()).collect();
+        Some(match name {
+            "node" => Self::Node,
+            "gpu" => Self::Gpu,
+            "link" => Self::Link,
+            "switch" => Self::Switch,
+            "nic" => Self::Nic,
+            "port" => Self::Port,
+            "code" => Self::Code,
+            "fault" => Self::Fault,
+            "job" => Self::Job,
+            "rack" => Self::Label(labels(&RACK_LABELS)),
+            "nvlink_domain" => Self::Label(labels(&NVLINK_DOMAIN_LABELS)),
+            "zone" => Self::Label(labels(&ZONE_LABELS)),
+            _ => match name.split_once(':') {
+                Some(("entity", kind)) if !kind.is_empty() => Self::Entity(kind.to_owned()),
+                Some(("label", label)) if !label.is_empty() => Self::Label(labels(&[label])),
+                _ => return None,
+            },
+        })
+    }
+
+    /// Names of the keys for people.
+    pub const NAMES: &str = "node, gpu, link, switch, nic, port, code, fault, job, rack, \
+                             nvlink_domain, zone, entity:TYPE or label:KEY";
+
+    /// Returns true if a group of the key may have events of several nodes.
+    pub fn groups_nodes(&self) -> bool {
+        matches!(self, Self::Label(_) | Self::Job)
+    }
+
+    /// Returns the labels of a node that the key reads.
+    pub fn labels(&self) -> &[String] {
+        match self {
+            Self::Label(labels) => labels,
+            _ => &[],
+        }
+    }
 
     /// Returns the values that an event has for the key.
     pub fn values(&self, event: &HealthEvent) -> Vec<GroupValue> {
+        let metadata = |key: &str| {
+            let value = event.metadata.get(key).filter(|value| !value.is_empty());
+            value.map(|value| GroupValue::Metadata(key.to_owned(), value.clone()))
+        };
         match self {
+            Self::Node => vec![GroupValue::Node(event.node_name.clone())],
             Self::Gpu => {
                 let kinds = GPU_NAMES.map(|kind| of_entities(event, kind));
-                kinds.into_iter().find(|values| !values.is_empty())
+                let mut named = kinds.into_iter().filter(|values| !values.is_empty());
+                named.next().unwrap_or_default()
             }
-            Self::Link => Some(of_entities(event, keys::ENTITY_NVLINK)),
-            Self::Switch => Some(of_entities(event, keys::ENTITY_NVSWITCH)),
-            Self::Nic => Some(of_entities(event, keys::ENTITY_NIC)),
-            Self::Port => Some(of_entities(event, NIC_PORT)),
-            Self::Code => Some(
-                event
-                    .error_code
-                    .iter()
-                    .cloned()
-                    .map(GroupValue::Code)
-                    .collect(),
-            ),
-            Self::Entity(kind) => Some(of_entities(event, kind)),
+            Self::Link => of_entities(event, keys::ENTITY_NVLINK),
+            Self::Switch => of_entities(event, keys::ENTITY_NVSWITCH),
+            Self::Nic => of_entities(event, keys::ENTITY_NIC),
+            Self::Port => of_entities(event, NIC_PORT),
+            Self::Code => {
+                let codes = event.error_code.iter().cloned();
+                codes.map(GroupValue::Code).collect()
+            }
+            Self::Fault => faults(event),
+            Self::Entity(kind) => of_entities(event, kind),
+            Self::Job => metadata(keys::META_JOB).into_iter().collect(),
+            Self::Label(labels) => {
+                let mut known = labels.iter().filter_map(|label| metadata(label));
+                known.next().into_iter().collect()
+            }
         }
-        .unwrap_or_default()
     }
 
-    /// Returns true if a healthy event is about the group with this value: it names the value, or
-    /// nothing of the key's kind.
-    pub(crate) fn is_healed(&self, value: &GroupValue, event: &HealthEvent) -> bool {
+    /// Returns true if an event, healthy or about a repair, is about the group with this value: it
+    /// names the value, or nothing of the key's kind.
+    pub(crate) fn covers(&self, value: &GroupValue, event: &HealthEvent) -> bool {
+        if let GroupValue::Fault(_, code, entities) = value {
+            let entities: Vec<Entity> = entities.iter().map(entity).collect();
+            let mut subjects = Subject::of_entities(&entities).into_iter();
+            let codes = &event.error_code;
+            return (codes.is_empty() || codes.contains(code))
+                && subjects.any(|subject| subject.healed_by(&event.entities_impacted));
+        }
         let values = self.values(event);
-        values.is_empty() || values.contains(value)
+        // An event without a job or a label is not about all jobs or racks.
+        (values.is_empty() && !self.groups_nodes()) || values.contains(value)
     }
 }
 
+// === impl Group ===
+
+impl Group {
+    /// Returns the group of all events of a node; it comes before all other groups of the node.
+    pub fn of_node(node: &str) -> Self {
+        Self {
+            node: node.to_owned(),
+            values: Vec::new(),
+        }
+    }
+}
+
+// === impl GroupValue ===
+
 impl GroupValue {
     /// Returns the text of the value, without its kind.
-    pub fn text(&self) -> &str {
+    pub fn text(&self) -> String {
         match self {
-            Self::Code(text) | Self::Entity(_, text) => text,
+            Self::Node(text)
+            | Self::Code(text)
+            | Self::Entity(_, text)
+            | Self::Metadata(_, text) => text.clone(),
+            Self::Fault(check, code, entities) => {
+                let entities = entities
+                    .iter()
+                    .map(|(kind, value)| format!("{kind} {value}"));
+                let parts = [check.clone(), code.clone()].into_iter().chain(entities);
+                let parts: Vec<String> = parts.filter(|part| !part.is_empty()).collect();
+                parts.join(" ")
+            }
         }
+    }
+
+    /// Writes the value into the event of a conclusion, where [`GroupKey::values`] finds it.
+    pub(crate) fn write(&self, event: &mut HealthEvent) {
+        match self {
+            Self::Node(name) => event.node_name.clone_from(name),
+            Self::Code(code) => event.error_code.push(code.clone()),
+            Self::Entity(kind, value) => {
+                let pair = (kind.clone(), value.clone());
+                event.entities_impacted.push(entity(&pair));
+            }
+            Self::Fault(check, code, entities) => {
+                let about = keys::META_ANALYSED_CHECK.to_owned();
+                event.metadata.insert(about, check.clone());
+                if !code.is_empty() {
+                    event.error_code.push(code.clone());
+                }
+                event.entities_impacted.extend(entities.iter().map(entity));
+            }
+            Self::Metadata(key, value) => {
+                event.metadata.insert(key.clone(), value.clone());
+            }
+        }
+    }
+}
+
+/// Returns a value for each fault that an event reports.
+fn faults(event: &HealthEvent) -> Vec<GroupValue> {
+    let check = event.metadata.get(keys::META_ANALYSED_CHECK).cloned();
+    let check = check.unwrap_or_else(|| format!("{}/{}", event.agent, event.check_name));
+    let none = [String::new()];
+    let codes = if event.error_code.is_empty() {
+        &none[..]
+    } else {
+        &event.error_code
+    };
+    let mut faults = Vec::new();
+    for subject in Subject::of_entities(&event.entities_impacted) {
+        let names = subject.entities().into_iter();
+        let names: Vec<_> = names.map(|it| (it.entity_type, it.entity_value)).collect();
+        for code in codes {
+            faults.push(GroupValue::Fault(
+                check.clone(),
+                code.clone(),
+                names.clone(),
+            ));
+        }
+    }
+    faults
+}
+
+fn entity((kind, value): &(String, String)) -> Entity {
+    Entity {
+        entity_type: kind.clone(),
+        entity_value: value.clone(),
     }
 }
 

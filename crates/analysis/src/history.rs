@@ -5,9 +5,11 @@
 //! and the state is computed again from there. One that is older than what is kept cannot be:
 //! [`Recorded::TooOld`] asks for all entries of the group.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
 
 use crate::condition::{Conclusion, Condition, Entry, EntryKey, State};
 
@@ -18,12 +20,13 @@ pub const LATENESS: SignedDuration = SignedDuration::from_mins(10);
 pub const MAX_KEPT: usize = 64;
 
 /// Entries of one group, and what follows from them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct History {
     /// State before all entries that are kept.
     before: State,
     /// Last entry in `before`.
     summed_up: Option<EntryKey>,
+    #[serde(with = "as_list")]
     kept: BTreeMap<EntryKey, Entry>,
     /// State after all entries.
     state: State,
@@ -44,26 +47,14 @@ pub enum Recorded {
 // === impl History ===
 
 impl History {
-    /// Builds the history of these entries, in any order.
-    pub fn of(condition: &Condition, entries: impl IntoIterator<Item = (EntryKey, Entry)>) -> Self {
-        let sorted: BTreeMap<EntryKey, Entry> = entries.into_iter().collect();
-        let mut history = Self::default();
-        for (key, entry) in sorted {
-            history.record(condition, key, entry);
-        }
-        history
-    }
-
-    /// Creates a history whose entries up to a time are not known: such an entry is too old for it.
-    pub fn after(unknown: Timestamp) -> Self {
-        let last = EntryKey {
-            at: unknown,
-            // After all ids.
-            id: char::MAX.to_string(),
-        };
+    /// Creates a history without entries. Those up to `unknown`, if it is given, are not known: such
+    /// an entry is too old for it.
+    pub fn new(condition: &Condition, unknown: Option<EntryKey>) -> Self {
         Self {
-            summed_up: Some(last),
-            ..Self::default()
+            before: State::new(condition),
+            summed_up: unknown,
+            kept: BTreeMap::new(),
+            state: State::new(condition),
         }
     }
 
@@ -91,19 +82,27 @@ impl History {
         Recorded::Done
     }
 
-    /// Returns the time of the latest entry.
-    pub fn newest(&self) -> Option<Timestamp> {
-        self.kept.last_key_value().map(|(key, _)| key.at)
+    /// Returns the key of the latest entry.
+    pub fn newest(&self) -> Option<&EntryKey> {
+        self.kept.last_key_value().map(|(key, _)| key)
     }
 
     /// Returns the conclusion as of a time.
-    pub fn conclusion(&self, condition: &Condition, now: Timestamp) -> Option<&Conclusion> {
+    pub fn conclusion(&self, condition: &Condition, now: Timestamp) -> Option<Cow<'_, Conclusion>> {
         self.state.conclusion(condition, now)
     }
 
-    /// Returns the time at which the conclusion ends without a further event.
-    pub fn ends_at(&self, condition: &Condition) -> Option<Timestamp> {
-        self.state.ends_at(condition)
+    /// Returns the time after which the conclusion, as of `now`, changes without a further entry, or
+    /// after which no entry counts.
+    pub fn changes_after(&self, condition: &Condition, now: Timestamp) -> Option<Timestamp> {
+        self.state.changes_after(condition, now)
+    }
+
+    /// Makes this the conclusion whose events are not known any longer.
+    pub(crate) fn adopt(&mut self, condition: &Condition, key: EntryKey, conclusion: Conclusion) {
+        *self = Self::new(condition, Some(key));
+        self.before.adopt(conclusion);
+        self.state = self.before.clone();
     }
 
     /// Returns the state after all entries.
@@ -127,5 +126,28 @@ impl History {
             self.before.step(condition, &key, &entry);
             self.summed_up = Some(key);
         }
+    }
+}
+
+/// JSON form of the entries: a list, since the keys of a JSON object are texts.
+mod as_list {
+    use std::collections::BTreeMap;
+
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    use super::{Entry, EntryKey};
+
+    pub(super) fn serialize<S: Serializer>(
+        entries: &BTreeMap<EntryKey, Entry>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(entries)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<BTreeMap<EntryKey, Entry>, D::Error> {
+        let entries: Vec<(EntryKey, Entry)> = Vec::deserialize(deserializer)?;
+        Ok(entries.into_iter().collect())
     }
 }

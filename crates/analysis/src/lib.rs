@@ -2,7 +2,7 @@
 //! of one GPU, when they meet its condition within a window of time.
 //!
 //! ```text
-//! EventRecord -> Analyzer: matching rules, groups -> History: order -> Condition -> Change
+//! EventRecord -> Analyzer: matching rules, groups -> History: order -> Condition -> Saying
 //! ```
 //!
 //! A conclusion follows from the set of events alone: after any order of arrival, repetition and
@@ -10,17 +10,22 @@
 
 mod analyzer;
 mod condition;
+mod finding;
 mod group;
 mod history;
+mod index;
 mod load;
 mod rule;
 
-pub use analyzer::{AGENT, Analyzer, Change, Finding, MAX_GROUPS, META_EVIDENCE};
-pub use condition::{Conclusion, Condition, ConditionKind, Entry, EntryKey, Gaps, Report, State};
+pub use analyzer::{AGENT, Analyzer, MAX_GROUPS, Saved, Saying};
+pub use condition::{
+    Conclusion, Condition, ConditionKind, Entry, EntryKey, Gaps, OtherFault, Report, State,
+};
+pub use finding::Finding;
 pub use group::{Group, GroupKey, GroupValue};
 pub use history::{History, LATENESS, MAX_KEPT, Recorded};
-pub use load::{BUILT_IN, MAX_THRESHOLD, MAX_WINDOW, parse};
-pub use rule::{MAX_GROUPS_OF_EVENT, Matches, Rule};
+pub use load::{BUILT_IN, MAX_STEPS, MAX_THRESHOLD, MAX_WINDOW, built_in, parse};
+pub use rule::{EventView, MAX_GROUPS_OF_EVENT, Matches, Rule};
 
 #[cfg(test)]
 mod tests;

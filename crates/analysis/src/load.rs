@@ -1,7 +1,10 @@
 //! Loading of a file of rules (TOML). All findings are reported at once, each with its line.
+//!
+//! The rules of a file come beside the built-in ones. One with the name of a built-in rule and
+//! without `kind` changes what it names of that rule, as entries of NVSentinel's file do.
 
 use contract::findings::{FileError, Findings, Format};
-use contract::{RecommendedAction, parse_action};
+use contract::{ProcessingStrategy, RecommendedAction, parse_action};
 use jiff::SignedDuration;
 use policy::{CelRule, RuleKind};
 use serde::Deserialize;
@@ -13,10 +16,14 @@ use crate::rule::{Matches, Rule};
 
 /// Built-in rules.
 pub const BUILT_IN: &str = include_str!("../data/rules.toml");
+/// Name of the built-in rules in findings.
+const BUILT_IN_SOURCE: &str = "built-in rules";
 /// Longest window: events are stored for 30 days by default.
 pub const MAX_WINDOW: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// Largest threshold: a group keeps as many items, and a conclusion names as many events.
 pub const MAX_THRESHOLD: i64 = 100;
+/// Most reports of all steps of a sequence.
+pub const MAX_STEPS: usize = 16;
 /// Codes whose faults last: reports with them are one burst for [`STICKY_GAP`] (NVSentinel's
 /// analyzer).
 const STICKY: [&str; 5] = ["74", "79", "95", "109", "119"];
@@ -26,163 +33,467 @@ const STICKY_GAP: SignedDuration = SignedDuration::from_hours(3);
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    /// False to use the rules of the file only.
+    #[serde(default = "on")]
+    built_in: bool,
     #[serde(default)]
     rules: Vec<Spanned<RuleEntry>>,
 }
 
+/// A rule as in the file. The keys behind an alias are NVSentinel's.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RuleEntry {
     name: String,
-    #[serde(default = "on")]
-    enabled: bool,
+    #[serde(alias = "evaluate_rule")]
+    enabled: Option<bool>,
+    /// Text for readers of the file.
+    #[serde(rename = "description")]
+    _description: Option<String>,
     #[serde(default)]
     agents: Vec<String>,
     #[serde(default)]
     checks: Vec<String>,
     #[serde(default)]
     codes: Vec<String>,
+    fatal_events: Option<bool>,
     #[serde(rename = "match")]
     expression: Option<String>,
     #[serde(default)]
     group_by: Vec<String>,
-    kind: String,
-    window: String,
-    threshold: i64,
-    distinct: Option<String>,
+    kind: Option<String>,
+    window: Option<String>,
+    threshold: Option<i64>,
+    #[serde(default)]
+    distinct: Vec<String>,
     gap: Option<String>,
-    #[serde(default = "gpu")]
-    component_class: String,
-    action: String,
+    close: Option<String>,
+    within: Option<String>,
+    factor: Option<i64>,
+    #[serde(default)]
+    steps: Vec<StepEntry>,
+    #[serde(default)]
+    recover: Vec<String>,
+    component_class: Option<String>,
+    #[serde(alias = "recommended_action")]
+    action: Option<String>,
     fatal: Option<bool>,
-    message: String,
+    message: Option<String>,
+    #[serde(alias = "processing_strategy")]
+    strategy: Option<String>,
+    /// NVSentinel's queries of its database, which the built-in rule of the name stands for.
+    stage: Option<Vec<String>>,
+}
+
+/// Step of a sequence. An empty list is that of the rule.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StepEntry {
+    #[serde(default = "once")]
+    times: i64,
+    #[serde(default)]
+    healthy: bool,
+    #[serde(default)]
+    agents: Vec<String>,
+    #[serde(default)]
+    checks: Vec<String>,
+    #[serde(default)]
+    codes: Vec<String>,
+    fatal_events: Option<bool>,
+    #[serde(rename = "match")]
+    expression: Option<String>,
 }
 
 fn on() -> bool {
     true
 }
 
-fn gpu() -> String {
-    "GPU".to_owned()
+fn once() -> i64 {
+    1
 }
 
-/// Parses a file of rules. `source` names it in findings. Rules that are not enabled are checked,
-/// and left out.
+/// Events of a rule or a step, as in the file.
+struct MatchEntry<'a> {
+    agents: &'a [String],
+    checks: &'a [String],
+    codes: &'a [String],
+    fatal_events: Option<bool>,
+    expression: Option<&'a str>,
+}
+
+/// Reader of one rule.
+struct Reader<'a, 'f> {
+    findings: &'a mut Findings<'f>,
+    /// Path of the rule in the file.
+    path: String,
+}
+
+/// Returns the built-in rules.
+pub fn built_in() -> Vec<Rule> {
+    // A test reads them.
+    let file = Findings::read::<File>(BUILT_IN, BUILT_IN_SOURCE, Format::Toml);
+    let rules = file.and_then(|(file, findings)| rules_of(file, findings, &[]));
+    rules.unwrap_or_default()
+}
+
+/// Parses a file of rules, and returns them with the built-in ones, if the file does not switch
+/// those off. `source` names the file in findings. Rules that are not enabled are checked, and left
+/// out.
 pub fn parse(text: &str, source: &str) -> Result<Vec<Rule>, FileError> {
-    let (file, mut findings) = Findings::read::<File>(text, source, Format::Toml)?;
+    let (file, findings) = Findings::read::<File>(text, source, Format::Toml)?;
+    rules_of(file, findings, &built_in())
+}
+
+fn rules_of(
+    file: File,
+    mut findings: Findings<'_>,
+    built_in: &[Rule],
+) -> Result<Vec<Rule>, FileError> {
     let mut rules: Vec<Rule> = Vec::new();
+    if file.built_in {
+        rules.extend(built_in.iter().cloned());
+    }
+    let mut names: Vec<String> = Vec::new();
     for (index, entry) in file.rules.into_iter().enumerate() {
         let entry = findings.begin_entry(entry, |entry| format!("rule '{}'", entry.name));
         if entry.name.trim().is_empty() {
             findings.wrong("a rule needs a name");
-        } else if rules.iter().any(|known| known.name == entry.name) {
+        } else if names.contains(&entry.name) {
             findings.wrong("there is another rule with this name");
         }
-        let enabled = entry.enabled;
-        let rule = rule(&format!("rules[{index}]"), entry, &mut findings);
+        names.push(entry.name.clone());
+        let (name, enabled) = (entry.name.clone(), entry.enabled.unwrap_or(true));
+        let known = built_in.iter().find(|rule| rule.name == entry.name);
+        let mut reader = Reader {
+            findings: &mut findings,
+            path: format!("rules[{index}]"),
+        };
+        let rule = match known {
+            Some(known) if entry.kind.is_none() => reader.changed(known, &entry),
+            _ => reader.rule(entry),
+        };
+        rules.retain(|rule| rule.name != name);
         rules.extend(rule.filter(|_| enabled));
     }
     findings.result(rules)
 }
 
-/// Reads a rule; `None` if it has findings.
-fn rule(path: &str, entry: RuleEntry, findings: &mut Findings<'_>) -> Option<Rule> {
-    let at = |key: &str| format!("{path}.{key}");
-    let before = findings.count();
-    let window = findings.duration(&at("window"), &entry.window, MAX_WINDOW);
-    let threshold = Some(entry.threshold);
-    let threshold = findings.whole_number(&at("threshold"), threshold, 1..=MAX_THRESHOLD, "");
-    let kind = kind(&at, &entry, findings);
-    let mut group_by = Vec::new();
-    for (index, name) in entry.group_by.iter().enumerate() {
-        if name != "node" {
-            let path = at(&format!("group_by[{index}]"));
-            group_by.extend(key(&path, name, findings));
+fn or_common<'a>(own: &'a [String], common: &'a [String]) -> &'a [String] {
+    if own.is_empty() { common } else { own }
+}
+
+// === impl RuleEntry ===
+
+impl RuleEntry {
+    fn events(&self) -> MatchEntry<'_> {
+        MatchEntry {
+            agents: &self.agents,
+            checks: &self.checks,
+            codes: &self.codes,
+            fatal_events: self.fatal_events,
+            expression: self.expression.as_deref(),
         }
     }
-    let distinct = entry.distinct.as_deref();
-    let distinct = distinct.and_then(|name| key(&at("distinct"), name, findings));
-    let action =
-        parse_action(&entry.action).and_then(|number| RecommendedAction::try_from(number).ok());
-    if action.is_none() {
-        findings.refuse(
-            &at("action"),
-            "write a recommended action such as CONTACT_SUPPORT",
+}
+
+// === impl Reader ===
+
+impl Reader<'_, '_> {
+    fn at(&self, key: &str) -> String {
+        format!("{}.{key}", self.path)
+    }
+
+    fn refuse(&mut self, key: &str, wanted: &str) {
+        let at = self.at(key);
+        self.findings.refuse(&at, wanted);
+    }
+
+    /// Reads a changed built-in rule.
+    fn changed(&mut self, known: &Rule, entry: &RuleEntry) -> Option<Rule> {
+        let mut rule = known.clone();
+        if let Some(action) = &entry.action {
+            rule.action = self.action(action)?;
+            rule.fatal = rule.action != RecommendedAction::None;
+        }
+        if let Some(fatal) = entry.fatal {
+            rule.fatal = fatal;
+        }
+        rule.condition.until_repaired = rule.fatal;
+        if let Some(strategy) = &entry.strategy {
+            rule.strategy = self.strategy(strategy)?;
+        }
+        if let Some(window) = &entry.window {
+            rule.condition.window = self.duration("window", Some(window), "")?;
+        }
+        if let Some(threshold) = entry.threshold {
+            rule.condition.threshold = self.threshold(Some(threshold))?;
+        }
+        if let Some(message) = &entry.message {
+            rule.message.clone_from(message);
+        }
+        let others = [
+            ("group_by", !entry.group_by.is_empty()),
+            ("distinct", !entry.distinct.is_empty()),
+            ("steps", !entry.steps.is_empty()),
+            ("gap", entry.gap.is_some()),
+            ("agents", !entry.agents.is_empty()),
+            ("checks", !entry.checks.is_empty()),
+            ("codes", !entry.codes.is_empty()),
+            ("match", entry.expression.is_some()),
+        ];
+        for (key, is_given) in others {
+            if is_given {
+                let what = "belongs to a rule of its own; write kind too, or leave it out to change \
+                            the built-in rule";
+                let at = self.at(key);
+                self.findings.at_key(&at, what);
+            }
+        }
+        Some(rule)
+    }
+
+    /// Reads a rule; `None` if it has findings.
+    fn rule(&mut self, entry: RuleEntry) -> Option<Rule> {
+        let before = self.findings.count();
+        if entry.stage.is_some() {
+            let what = "queries of NVSentinel's database are not read; write kind = \"count\" for a \
+                        $count of events, \"burst\" for bursts, \"solo\" for a $lookup of other \
+                        faults, and what they match in checks, codes and group_by";
+            let at = self.at("stage");
+            self.findings.at_key(&at, what);
+            return None;
+        }
+        let matches = self.matches("", &entry.events(), false);
+        let steps = self.steps(&entry);
+        let kind = self.kind(&entry);
+        let is_sequence = matches!(kind, Some(ConditionKind::Sequence { .. }));
+        let window = self.duration(
+            "window",
+            entry.window.as_ref(),
+            "a rule needs one, such as 24h",
         );
+        let threshold = match (&kind, entry.threshold) {
+            (Some(ConditionKind::Solo { .. }), None) => Some(1),
+            (Some(ConditionKind::Sequence { .. }), None) => u32::try_from(steps.len()).ok(),
+            (Some(ConditionKind::Sequence { .. } | ConditionKind::Solo { .. }), Some(_)) => {
+                self.refuse("threshold", "this kind has none; write times in a step");
+                None
+            }
+            (_, number) => self.threshold(number),
+        };
+        let close = entry.close.as_ref();
+        let close = close.and_then(|close| self.duration("close", Some(close), ""));
+        let group_by = self.keys("group_by", &entry.group_by);
+        let distinct = self.keys("distinct", &entry.distinct);
+        let needed = |text: Option<String>| text.filter(|text| !text.trim().is_empty());
+        let action = self.action(entry.action.as_deref().unwrap_or_default());
+        let strategy = match &entry.strategy {
+            Some(strategy) => self.strategy(strategy),
+            None => Some(ProcessingStrategy::ExecuteRemediation),
+        };
+        let message = needed(entry.message);
+        if message.is_none() {
+            self.refuse("message", "write what the conclusion says to people");
+        }
+        if self.findings.count() > before {
+            return None;
+        }
+        let action = action?;
+        let fatal = entry.fatal.unwrap_or(action != RecommendedAction::None);
+        Some(Rule {
+            name: entry.name,
+            matches: matches?,
+            steps: if is_sequence { steps } else { Vec::new() },
+            group_by,
+            distinct,
+            condition: Condition {
+                kind: kind?,
+                threshold: threshold?,
+                window: window?,
+                close,
+                until_repaired: fatal,
+            },
+            recover: entry.recover,
+            component_class: entry.component_class.unwrap_or_else(|| "GPU".to_owned()),
+            action,
+            fatal,
+            message: message?,
+            strategy: strategy?,
+        })
     }
-    let expression = entry.expression.as_deref();
-    let expression = expression.map(|text| CelRule::compile(RuleKind::HealthEvent, text));
-    let expression = expression.and_then(|compiled| findings.check(&at("match"), compiled));
-    if findings.count() > before {
-        return None;
+
+    /// Reads the kind, with the keys that belong to it.
+    fn kind(&mut self, entry: &RuleEntry) -> Option<ConditionKind> {
+        let kinds = ["count", "burst", "sequence", "solo", "trend"];
+        let kinds = kinds.map(|kind| (kind, kind));
+        let Some(kind) = &entry.kind else {
+            let names = kinds.map(|(name, _)| name).join(", ");
+            self.refuse("kind", &format!("write one of {names}"));
+            return None;
+        };
+        let at = self.at("kind");
+        let kind = self.findings.one_of(&at, kind, &kinds)?;
+        let others = [
+            ("gap", entry.gap.is_some(), ["burst", "solo"]),
+            ("close", entry.close.is_some(), ["count", ""]),
+            ("within", entry.within.is_some(), ["sequence", ""]),
+            ("steps", !entry.steps.is_empty(), ["sequence", ""]),
+            ("factor", entry.factor.is_some(), ["trend", ""]),
+            ("distinct", !entry.distinct.is_empty(), ["count", ""]),
+        ];
+        for (key, is_given, belongs) in others {
+            if is_given && !belongs.contains(&kind) {
+                let belongs = belongs.join(" ");
+                self.refuse(key, &format!("it belongs to the kind {}", belongs.trim()));
+            }
+        }
+        let gap_needed = "this kind needs one, such as 3m";
+        match kind {
+            "burst" => Some(ConditionKind::Burst(Gaps {
+                gap: self.duration("gap", entry.gap.as_ref(), gap_needed)?,
+                sticky: STICKY.map(str::to_owned).into(),
+                sticky_gap: STICKY_GAP,
+            })),
+            "solo" => Some(ConditionKind::Solo {
+                gap: self.duration("gap", entry.gap.as_ref(), gap_needed)?,
+            }),
+            "sequence" => {
+                if entry.steps.is_empty() {
+                    self.refuse("steps", "a sequence needs at least one");
+                }
+                let within = match &entry.within {
+                    Some(within) => self.duration("within", Some(within), "")?,
+                    None => MAX_WINDOW,
+                };
+                Some(ConditionKind::Sequence { within })
+            }
+            "trend" => {
+                let at = self.at("factor");
+                let factor = entry.factor.or(Some(2));
+                let factor = self.findings.whole_number(&at, factor, 1..=1_000, "");
+                let factor = u32::try_from(factor?).ok()?;
+                Some(ConditionKind::Trend { factor })
+            }
+            _ if entry.distinct.is_empty() => Some(ConditionKind::Count),
+            _ => Some(ConditionKind::Distinct),
+        }
     }
-    let action = action?;
-    let fatal = entry.fatal.unwrap_or(action != RecommendedAction::None);
-    Some(Rule {
-        name: entry.name,
-        matches: Matches {
-            agents: entry.agents,
-            checks: entry.checks,
-            codes: entry.codes,
+
+    /// Reads the steps, each as often as it has to be.
+    fn steps(&mut self, entry: &RuleEntry) -> Vec<Matches> {
+        let mut steps = Vec::new();
+        for (index, step) in entry.steps.iter().enumerate() {
+            let path = format!("steps[{index}].");
+            let common = entry.events();
+            let matches = MatchEntry {
+                agents: or_common(&step.agents, common.agents),
+                checks: or_common(&step.checks, common.checks),
+                codes: or_common(&step.codes, common.codes),
+                fatal_events: step.fatal_events.or(common.fatal_events),
+                expression: step.expression.as_deref().or(common.expression),
+            };
+            let at = self.at(&format!("{path}times"));
+            let most = MAX_STEPS.saturating_sub(steps.len()).max(1);
+            let most = i64::try_from(most).unwrap_or(1);
+            let times = Some(step.times);
+            let times = self.findings.whole_number(&at, times, 1..=most, "");
+            let times = times.and_then(|times| usize::try_from(times).ok());
+            let matches = self.matches(&path, &matches, step.healthy);
+            if let (Some(times), Some(matches)) = (times, matches) {
+                steps.extend(std::iter::repeat_n(matches, times));
+            }
+        }
+        steps
+    }
+
+    /// Reads which events count. `path` leads from the rule to the keys.
+    fn matches(&mut self, path: &str, entry: &MatchEntry<'_>, is_healthy: bool) -> Option<Matches> {
+        let expression = match entry.expression {
+            Some(text) => {
+                let compiled = CelRule::compile(RuleKind::HealthEvent, text);
+                let at = self.at(&format!("{path}match"));
+                Some(self.findings.check(&at, compiled)?)
+            }
+            None => None,
+        };
+        let codes = entry.codes.iter().cloned();
+        let (others, codes): (Vec<String>, _) = codes.partition(|code| code.starts_with('!'));
+        Some(Matches {
+            agents: entry.agents.to_vec(),
+            checks: entry.checks.to_vec(),
+            codes,
+            other_than: others
+                .iter()
+                .map(|code| code.replacen('!', "", 1))
+                .collect(),
+            is_healthy,
+            is_fatal: entry.fatal_events,
             expression,
-        },
-        group_by,
-        distinct,
-        condition: Condition {
-            kind: kind?,
-            threshold: u32::try_from(threshold?).ok()?,
-            window: window?,
-            until_repaired: fatal,
-        },
-        component_class: entry.component_class,
-        action,
-        fatal,
-        message: entry.message,
-    })
-}
+        })
+    }
 
-/// Reads the way of counting, with the keys that belong to it.
-fn kind(
-    at: &impl Fn(&str) -> String,
-    entry: &RuleEntry,
-    findings: &mut Findings<'_>,
-) -> Option<ConditionKind> {
-    let kinds = [("count", false), ("burst", true)];
-    let is_burst = findings.one_of(&at("kind"), &entry.kind, &kinds)?;
-    match (is_burst, &entry.gap) {
-        (true, None) => findings.refuse(&at("gap"), "a burst needs one, such as 3m"),
-        (false, Some(_)) => findings.refuse(&at("gap"), "it belongs to the kind burst"),
-        _ => {}
+    fn keys(&mut self, list: &str, names: &[String]) -> Vec<GroupKey> {
+        let mut keys = Vec::new();
+        for (index, name) in names.iter().enumerate() {
+            let found = GroupKey::parse(name);
+            if found.is_none() {
+                let wanted = format!("write one of {}", GroupKey::NAMES);
+                self.refuse(&format!("{list}[{index}]"), &wanted);
+            }
+            keys.extend(found);
+        }
+        // The node is part of every group of one node.
+        if list == "group_by" && !keys.iter().any(GroupKey::groups_nodes) {
+            keys.retain(|key| *key != GroupKey::Node);
+        }
+        keys
     }
-    if is_burst && entry.distinct.is_some() {
-        findings.refuse(&at("distinct"), "it belongs to the kind count");
-    }
-    if !is_burst {
-        let is_distinct = entry.distinct.is_some();
-        return Some(if is_distinct {
-            ConditionKind::Distinct
-        } else {
-            ConditionKind::Count
-        });
-    }
-    let gap = findings.duration(&at("gap"), entry.gap.as_ref()?, MAX_WINDOW)?;
-    Some(ConditionKind::Burst(Gaps {
-        gap,
-        sticky: STICKY.map(str::to_owned).into(),
-        sticky_gap: STICKY_GAP,
-    }))
-}
 
-fn key(path: &str, name: &str, findings: &mut Findings<'_>) -> Option<GroupKey> {
-    if let Some(kind) = name.strip_prefix("entity:").filter(|kind| !kind.is_empty()) {
-        return Some(GroupKey::Entity(kind.to_owned()));
+    fn duration(
+        &mut self,
+        key: &str,
+        text: Option<&String>,
+        needed: &str,
+    ) -> Option<SignedDuration> {
+        let Some(text) = text else {
+            self.refuse(key, needed);
+            return None;
+        };
+        let at = self.at(key);
+        self.findings.duration(&at, text, MAX_WINDOW)
     }
-    let found = GroupKey::NAMES
-        .into_iter()
-        .find(|(known, _)| *known == name);
-    if found.is_none() {
-        let names = GroupKey::NAMES.map(|(known, _)| known).join(", ");
-        findings.refuse(path, format!("write one of node, {names}, or entity:TYPE"));
+
+    fn threshold(&mut self, number: Option<i64>) -> Option<u32> {
+        if number.is_none() {
+            self.refuse("threshold", "write a whole number of 1 or more");
+        }
+        let at = self.at("threshold");
+        let number = self
+            .findings
+            .whole_number(&at, number, 1..=MAX_THRESHOLD, "");
+        u32::try_from(number?).ok()
     }
-    found.map(|(_, key)| key)
+
+    fn action(&mut self, name: &str) -> Option<RecommendedAction> {
+        let action = parse_action(name);
+        let action = action.and_then(|number| RecommendedAction::try_from(number).ok());
+        if action.is_none() {
+            self.refuse(
+                "action",
+                "write a recommended action such as CONTACT_SUPPORT",
+            );
+        }
+        action
+    }
+
+    fn strategy(&mut self, name: &str) -> Option<ProcessingStrategy> {
+        let strategies = [
+            ProcessingStrategy::ExecuteRemediation,
+            ProcessingStrategy::StoreOnly,
+            ProcessingStrategy::StoreAndAnalyse,
+        ];
+        let names = strategies.map(|one| (one.as_str_name(), one));
+        let at = self.at("strategy");
+        self.findings.one_of(&at, name, &names)
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use analysis::{Analyzer, BUILT_IN, Change, Finding};
+use analysis::{Analyzer, Rule, Saying};
 use anyhow::Context as _;
 use contract::findings::MAX_FILE_BYTES;
 use jiff::Timestamp;
@@ -12,6 +12,8 @@ use runtime::text_file;
 
 /// Name of the rules of this program.
 const BUILT_IN_NAME: &str = "built-in";
+/// Most conclusions of one event.
+const MAX_SAYINGS: usize = 10_000;
 
 /// Rules that replayed events go through, and the number of events that came too late for them.
 pub(crate) struct Analysis {
@@ -19,20 +21,23 @@ pub(crate) struct Analysis {
     pub(super) too_late: u64,
 }
 
+/// Reads rules from a file, beside the built-in ones, or takes only those.
+pub(super) fn load_rules(source: &str) -> anyhow::Result<Vec<Rule>> {
+    if source == BUILT_IN_NAME {
+        return Ok(analysis::built_in());
+    }
+    let text = text_file::read(Path::new(source), MAX_FILE_BYTES)
+        .with_context(|| format!("cannot read the rules {source}"))?;
+    Ok(analysis::parse(&text, source)?)
+}
+
 // === impl Analysis ===
 
 impl Analysis {
-    /// Reads rules from a file, or takes the built-in ones.
+    /// Reads rules from a file, beside the built-in ones, or takes only those.
     pub(super) fn load(source: &str) -> anyhow::Result<Self> {
-        let rules = if source == BUILT_IN_NAME {
-            analysis::parse(BUILT_IN, BUILT_IN_NAME)?
-        } else {
-            let text = text_file::read(Path::new(source), MAX_FILE_BYTES)
-                .with_context(|| format!("cannot read the rules {source}"))?;
-            analysis::parse(&text, source)?
-        };
         Ok(Self {
-            analyzer: Analyzer::new(rules),
+            analyzer: Analyzer::new(load_rules(source)?),
             too_late: 0,
         })
     }
@@ -40,32 +45,24 @@ impl Analysis {
     /// Returns the events that follow from an event, at the time of that event.
     pub(super) fn events(&mut self, record: &EventRecord) -> Vec<EventRecord> {
         let now = record.created_at;
-        let mut changes = self.analyzer.time(now);
-        changes.extend(self.analyzer.record(record));
-        let mut events = Vec::new();
-        for change in changes {
-            match change {
-                Change::Opened(finding) => events.extend(self.event(&finding, now, None)),
-                Change::Ended(finding) => events.extend(self.event(&finding, now, Some(now))),
-                // A replay does not keep the events for another look.
-                Change::TooLate(..) => self.too_late += 1,
-            }
-        }
-        events
+        self.analyzer.time(now);
+        self.analyzer.record(record);
+        // A replay does not keep the events for another look.
+        self.too_late += self.analyzer.take_late().len() as u64;
+        let sayings = self.analyzer.to_say(now, MAX_SAYINGS);
+        let said = sayings.into_iter().map(|saying| {
+            self.analyzer.said(&saying);
+            event_of(saying, now)
+        });
+        said.collect()
     }
+}
 
-    fn event(
-        &self,
-        finding: &Finding,
-        now: Timestamp,
-        ended: Option<Timestamp>,
-    ) -> Option<EventRecord> {
-        let event = finding.event(self.analyzer.rule_of(finding)?, ended);
-        Some(EventRecord {
-            seq: Position::START, // The replay assigns the position.
-            id: event_id(&event),
-            created_at: now,
-            event,
-        })
+fn event_of(saying: Saying, now: Timestamp) -> EventRecord {
+    EventRecord {
+        seq: Position::START, // The replay assigns the position.
+        id: event_id(&saying.event),
+        created_at: now,
+        event: saying.event,
     }
 }

@@ -1,0 +1,82 @@
+//! Index of the rules by error code and check, so that an event is compared with few of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use contract::HealthEvent;
+
+use crate::rule::{Matches, Rule};
+
+/// Rules by what their events have to have.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    by_code: BTreeMap<String, Vec<usize>>,
+    by_check: BTreeMap<String, Vec<usize>>,
+    /// Rules for all events.
+    others: Vec<usize>,
+    /// Rules that need to know other faults of their groups.
+    solo: Vec<usize>,
+    /// Rules that healthy events can be part of.
+    healthy: Vec<usize>,
+}
+
+// === impl Index ===
+
+impl Index {
+    pub(crate) fn new(rules: &[Rule]) -> Self {
+        let mut index = Self::default();
+        for (number, rule) in rules.iter().enumerate() {
+            if rule.needs_others() {
+                index.solo.push(number);
+            }
+            if rule.has_healthy_step() {
+                index.healthy.push(number);
+            }
+            let own = std::slice::from_ref(&rule.matches);
+            let steps = if rule.steps.is_empty() {
+                own
+            } else {
+                &rule.steps
+            };
+            let (place, names) = match (names(steps, |it| &it.codes), names(steps, |it| &it.checks))
+            {
+                (Some(codes), _) => (&mut index.by_code, codes),
+                (None, Some(checks)) => (&mut index.by_check, checks),
+                (None, None) => {
+                    index.others.push(number);
+                    continue;
+                }
+            };
+            for name in names {
+                place.entry(name.clone()).or_default().push(number);
+            }
+        }
+        index
+    }
+
+    /// Returns the rules that an event may be part of.
+    pub(crate) fn candidates(&self, event: &HealthEvent) -> BTreeSet<usize> {
+        let codes = event.error_code.iter();
+        let by_code = codes.filter_map(|code| self.by_code.get(code));
+        let by_check = self.by_check.get(&event.check_name);
+        let lists = by_code.chain(by_check).chain([&self.others]);
+        lists.flatten().copied().collect()
+    }
+
+    /// Returns the rules that need to know other faults of their groups.
+    pub(crate) fn solo(&self) -> &[usize] {
+        &self.solo
+    }
+
+    /// Returns the rules that healthy events can be part of.
+    pub(crate) fn healthy(&self) -> &[usize] {
+        &self.healthy
+    }
+}
+
+/// Returns all names in a list of each of the steps. `None` if one of the lists is empty, which
+/// admits all.
+fn names(steps: &[Matches], list: impl Fn(&Matches) -> &Vec<String>) -> Option<BTreeSet<&String>> {
+    let lists: Vec<_> = steps.iter().map(list).collect();
+    let all = lists.iter().all(|names| !names.is_empty());
+    all.then(|| lists.into_iter().flatten().collect())
+}
