@@ -2,6 +2,7 @@
 
 use contract::{EVENT_VERSION, HealthEvent, ProcessingStrategy, json, keys};
 use jiff::Timestamp;
+use model::status::ConclusionNote;
 use sha2::{Digest as _, Sha256};
 
 use crate::AGENT;
@@ -42,6 +43,14 @@ impl Finding {
             rule: rule.name.clone(),
             group: group.clone(),
             conclusion,
+        }
+    }
+
+    /// Returns the note of the conclusion with its events.
+    pub fn note(&self) -> ConclusionNote {
+        ConclusionNote {
+            rule: self.rule.clone(),
+            conclusion: self.id.clone(),
         }
     }
 

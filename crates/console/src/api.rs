@@ -220,6 +220,9 @@ pub struct EventView {
     /// Effect of the event on a quarantine, under the names of NVSentinel's data-flow document.
     #[serde(default, rename = "healtheventstatus")]
     pub status: EventStatus,
+    /// Conclusions of the analysis that rest on the event; absent without any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub analysis: Vec<model::status::ConclusionNote>,
 }
 
 /// Effect of an event on a quarantine.
@@ -357,6 +360,7 @@ impl EventView {
                 faultremediated: status.fault_remediated,
                 lastremediationtimestamp: status.last_remediation_at,
             },
+            analysis: status.analysis,
         }
     }
 }

@@ -46,6 +46,20 @@ pub struct EventStatus {
     pub fault_remediated: Option<bool>,
     /// `lastremediationtimestamp`: time of the last attempt.
     pub last_remediation_at: Option<Timestamp>,
+    /// Conclusions of the analysis that rest on the event, oldest first, at most [`MAX_NOTES`].
+    pub analysis: Vec<ConclusionNote>,
+}
+
+/// Most conclusions that are noted with an event. Further ones are not.
+pub const MAX_NOTES: usize = 16;
+
+/// Conclusion of the analysis, as noted with each event that it rests on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConclusionNote {
+    /// Name of the rule, which is the check of the conclusion's event.
+    pub rule: String,
+    /// Id of the conclusion, which its event has as `gpuwarden.dev/conclusion`.
+    pub conclusion: String,
 }
 
 /// Event that takes part in a session from now on.
@@ -105,6 +119,15 @@ impl NodeQuarantined {
 // === impl EventStatus ===
 
 impl EventStatus {
+    /// Notes a conclusion that rests on the event, once. Returns whether that changed anything.
+    pub fn note(&mut self, note: &ConclusionNote) -> bool {
+        let is_new = self.analysis.len() < MAX_NOTES && !self.analysis.contains(note);
+        if is_new {
+            self.analysis.push(note.clone());
+        }
+        is_new
+    }
+
     /// Makes the event part of a session. Does nothing if it is part of that session already and
     /// not `Cancelled`, or has been part of any since the same time or later.
     pub fn join(&mut self, event: SessionEvent) {

@@ -44,6 +44,7 @@ pub use self::events::{
 };
 pub use self::statuses::{
     changes_all_events_of_a_session, joins_an_event_to_its_session, keeps_statuses_by_their_rules,
+    notes_conclusions_with_their_events,
 };
 
 /// Open store of any backend.
@@ -71,6 +72,7 @@ macro_rules! conformance_tests {
             joins_an_event_to_its_session
             changes_all_events_of_a_session
             keeps_statuses_by_their_rules
+            notes_conclusions_with_their_events
             states_what_it_holds
             deletes_passes_that_closed_nothing
             deletes_what_is_old_and_finished

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use model::event::EventRecord;
 use model::journal::JournalEntry;
 use model::position::Position;
-use model::status::{EventStatus, SessionChange, SessionEvent};
+use model::status::{ConclusionNote, EventStatus, SessionChange, SessionEvent};
 use tokio::sync::watch;
 
 use crate::StoreError;
@@ -91,6 +91,14 @@ pub trait Statuses: Send + Sync + 'static {
         node: &str,
         session: &str,
         change: SessionChange,
+    ) -> Result<(), StoreError>;
+
+    /// Notes a conclusion with each of the events that it rests on, once. Ids without an event are
+    /// left out.
+    async fn note_conclusion(
+        &self,
+        ids: Vec<String>,
+        note: ConclusionNote,
     ) -> Result<(), StoreError>;
 
     /// Returns the statuses of events, in the order of `ids`; `None` for an id without an

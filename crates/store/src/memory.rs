@@ -13,7 +13,7 @@ use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
 use model::event::{EventRecord, content_fingerprint, lacks_own_time};
 use model::journal::JournalEntry;
-use model::status::{EventStatus, SessionChange, SessionEvent};
+use model::status::{ConclusionNote, EventStatus, SessionChange, SessionEvent};
 use tokio::sync::watch;
 
 use crate::{
@@ -327,6 +327,20 @@ impl Statuses for MemoryStore {
         for row in state.events.values_mut() {
             if row.status.session.as_deref() == Some(session) && row.event.node_name == node {
                 row.status.change(&change, row.received_at);
+            }
+        }
+        Ok(())
+    }
+
+    async fn note_conclusion(
+        &self,
+        ids: Vec<String>,
+        note: ConclusionNote,
+    ) -> Result<(), StoreError> {
+        let mut state = self.state()?;
+        for id in ids {
+            if let Some(status) = state.status(&id) {
+                status.note(&note);
             }
         }
         Ok(())

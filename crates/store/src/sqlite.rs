@@ -30,7 +30,7 @@ use async_trait::async_trait;
 use model::event::EventRecord;
 use model::journal::JournalEntry;
 use model::position::Position;
-use model::status::{EventStatus, SessionChange, SessionEvent};
+use model::status::{ConclusionNote, EventStatus, SessionChange, SessionEvent};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 
@@ -417,6 +417,20 @@ impl Statuses for SqliteStore {
             status::change(connection, &node, &session, &change).map(Ok)
         };
         let action = "update the statuses of a session";
+        self.writer.call(action, NO_ROWS, write).await
+    }
+
+    async fn note_conclusion(
+        &self,
+        ids: Vec<String>,
+        note: ConclusionNote,
+    ) -> Result<(), StoreError> {
+        let write = move |connection: &Connection| {
+            let mut ids = ids.iter();
+            ids.try_for_each(|id| status::note(connection, id, &note))
+                .map(Ok)
+        };
+        let action = "note a conclusion with its events";
         self.writer.call(action, NO_ROWS, write).await
     }
 

@@ -3,7 +3,9 @@
 use jiff::SignedDuration;
 use model::attempt::RemediationProgress;
 use model::status::eviction::{Eviction, EvictionStatus};
-use model::status::{EventStatus, NodeQuarantined, SessionChange, SessionEvent};
+use model::status::{
+    ConclusionNote, EventStatus, MAX_NOTES, NodeQuarantined, SessionChange, SessionEvent,
+};
 
 use super::{Store, event, joining, status, time};
 
@@ -63,6 +65,37 @@ pub async fn joins_an_event_to_its_session(open: impl AsyncFn() -> Store) {
     store.append(vec![event("n1", 1)]).await.unwrap();
     assert_eq!(now().await, again);
     assert_eq!(*store.latest().borrow(), answers[1].seq);
+    store.close().await;
+}
+
+/// A conclusion is noted once with each event that it rests on, in a bounded number.
+pub async fn notes_conclusions_with_their_events(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    let both = vec![event("n1", 1), event("n1", 2)];
+    let answers = store.append(both).await.unwrap();
+    let note = |n: usize| ConclusionNote {
+        rule: "Rule".to_owned(),
+        conclusion: n.to_string(),
+    };
+    let all = ["no such id", &answers[0].id, &answers[1].id].map(str::to_owned);
+    for n in [0, 1, 0] {
+        store.note_conclusion(all.to_vec(), note(n)).await.unwrap();
+    }
+    let of = async |id: &str| status(&*store, id).await.unwrap().analysis;
+    for answer in &answers {
+        assert_eq!(of(&answer.id).await, [note(0), note(1)]);
+    }
+    for n in 2..MAX_NOTES + 3 {
+        store
+            .note_conclusion(vec![all[1].clone()], note(n))
+            .await
+            .unwrap();
+    }
+    assert_eq!(of(&all[1]).await.len(), MAX_NOTES);
+    assert_eq!(of(&all[2]).await.len(), 2);
+    // The rest of the status stays.
+    store.join_session(joining(&all[1], "s", 4)).await.unwrap();
+    assert_eq!(of(&all[1]).await.len(), MAX_NOTES);
     store.close().await;
 }
 

@@ -14,7 +14,7 @@ use crate::directory_lock::{NO_LINK, sync_entry};
 
 /// Steps to the newest schema. `PRAGMA user_version` is the number of steps taken. A released
 /// step is never changed: a change becomes a new step.
-pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3, STEP_4];
+pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3, STEP_4, STEP_5];
 
 /// Initial schema of the database.
 ///
@@ -104,6 +104,11 @@ const STEP_4: &str = "
           FROM event WHERE node_quarantined IN ('Quarantined', 'AlreadyQuarantined')) AS part
     WHERE event.seq = part.seq;
     CREATE INDEX event_by_session ON event (session) WHERE session IS NOT NULL;
+";
+
+/// Adds the conclusions that rest on the event, as a JSON list.
+const STEP_5: &str = "
+    ALTER TABLE event ADD COLUMN analysis TEXT;
 ";
 
 /// `PRAGMA application_id` of a file of this program: "gpwd" in ASCII.

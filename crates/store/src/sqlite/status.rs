@@ -4,7 +4,7 @@
 
 use jiff::Timestamp;
 use model::status::eviction::Eviction;
-use model::status::{self, EventStatus, SessionChange, SessionEvent};
+use model::status::{self, ConclusionNote, EventStatus, SessionChange, SessionEvent};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, params_from_iter};
 
@@ -83,12 +83,44 @@ fn statement(node: &str, session: &str, change: &SessionChange) -> (String, Vec<
     (sql, values)
 }
 
+/// Notes a conclusion with an event.
+pub(super) fn note(
+    connection: &Connection,
+    id: &str,
+    note: &ConclusionNote,
+) -> rusqlite::Result<()> {
+    let known = connection
+        .prepare_cached("SELECT analysis FROM event WHERE id = ?1")?
+        .query_row([id], |row| row.get::<_, Option<String>>(0))
+        .optional()?;
+    let Some(known) = known else {
+        return Ok(());
+    };
+    let mut status = EventStatus {
+        analysis: notes(known),
+        ..EventStatus::default()
+    };
+    if status.note(note) {
+        let text = serde_json::to_string(&status.analysis).unwrap_or_default();
+        connection
+            .prepare_cached("UPDATE event SET analysis = ?2 WHERE id = ?1")?
+            .execute((id, text))?;
+    }
+    Ok(())
+}
+
+/// Returns the conclusions in the column; none if it cannot be read.
+fn notes(column: Option<String>) -> Vec<ConclusionNote> {
+    let notes = column.and_then(|text| serde_json::from_str(&text).ok());
+    notes.unwrap_or_default()
+}
+
 pub(super) fn read(connection: &Connection, id: &str) -> Result<Option<EventStatus>, StoreError> {
     connection
         .prepare_cached(
             "SELECT session, node_quarantined, quarantine_finished_at, pods_eviction,
                     pods_eviction_message, drain_finished_at, fault_remediated,
-                    last_remediation_at
+                    last_remediation_at, analysis
              FROM event WHERE id = ?1",
         )
         .and_then(|mut statement| {
@@ -109,6 +141,7 @@ pub(super) fn read(connection: &Connection, id: &str) -> Result<Option<EventStat
                         drain_finished_at: time(5)?,
                         fault_remediated: row.get(6)?,
                         last_remediation_at: time(7)?,
+                        analysis: notes(text(8)?),
                     })
                 })
                 .optional()
