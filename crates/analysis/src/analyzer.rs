@@ -165,11 +165,11 @@ impl Analyzer {
         }
     }
 
-    /// Returns the names of the nodes, since the last call, with an event that came later than
-    /// entries are kept: their groups have to be built from all events ([`Self::rebuild`]). An
-    /// empty name stands for the groups of several nodes.
-    pub fn take_late(&mut self) -> BTreeSet<String> {
-        std::mem::take(&mut self.late)
+    /// Returns the names of the nodes with an event that came later than entries are kept: their
+    /// groups have to be built from all events ([`Self::rebuild`]). An empty name stands for the
+    /// groups of several nodes.
+    pub fn late(&self) -> &BTreeSet<String> {
+        &self.late
     }
 
     /// Builds the groups of a node, or of several nodes if `node` is empty, from all their events.
@@ -186,6 +186,7 @@ impl Analyzer {
         let due = std::mem::take(&mut self.due);
         let unknown = std::mem::take(&mut self.unknown);
         let of_others = self.unknown_of_others.take();
+        let late = std::mem::take(&mut self.late);
         for (_, record) in sorted {
             self.record(record);
         }
@@ -199,6 +200,7 @@ impl Analyzer {
         self.unknown.remove(node);
         self.unknown.extend(known.map(|key| (node.to_owned(), key)));
         self.unknown_of_others = of_others;
+        self.late = late;
         self.late.remove(node);
         self.unsaid.extend(ids);
         self.changed.insert(node.to_owned());

@@ -26,7 +26,7 @@ use contract::findings::FileError;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use act::drain_config;
-pub use act::{ActSettings, Mode};
+pub use act::{ActSettings, AnalysisRules, Mode};
 pub use audit::AuditSettings;
 pub use device_api::{DeviceNetwork, DeviceSettings};
 pub use gpu::{FakeGpus, GpuSettings};

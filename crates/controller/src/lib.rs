@@ -4,6 +4,8 @@
 //! decisions: it keeps the fault book and the sessions of `fleet` up to date with the store and
 //! the cluster, and carries out their effects. [`policy`] loads the rules for the decisions.
 //!
+//! [`analysis`] concludes from many events, and reports each conclusion as an event.
+//!
 //! [`conditions`] reports faults on the nodes, as conditions and Events.
 //!
 //! [`ingest`] accepts reports of agents and central monitors over the network. [`agents`] serves
@@ -11,6 +13,7 @@
 //! describes the certificate of that port, if the controller issues it.
 
 pub mod agents;
+pub mod analysis;
 pub mod api_requests;
 pub mod certificate;
 pub mod conditions;
@@ -20,6 +23,7 @@ pub mod pods;
 pub mod policy;
 pub mod quarantine;
 pub mod retention;
+pub mod text_place;
 
 use runtime::metrics::Group;
 use runtime::work_queue::WorkQueue;
@@ -30,6 +34,7 @@ pub fn described_metrics() -> Vec<Group> {
     let mut all = vec![
         Group::new("store", retention::StoreMetrics::described()),
         Group::new("policy", policy::PolicyMetrics::described()),
+        analysis::described_metrics(),
         Group::new("conditions", conditions::described_metrics()),
         Group::new("cluster", cluster.chain(api_requests::described())),
         Group::new(

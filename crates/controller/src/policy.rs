@@ -7,28 +7,23 @@
 //! [`quarantine`]: crate::quarantine
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use cluster::{Cluster, ConfigMapEvent};
+use cluster::Cluster;
 use contract::findings::{FileError, MAX_FILE_BYTES};
 use fleet::view::PolicyView;
 use jiff::Timestamp;
 use policy::{DEFAULT_POLICY, Policy};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use runtime::file_stamp::FileStamp;
 use runtime::metrics::{Labels, Metrics};
 use runtime::text_file;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use trial::presets::Preset;
 
-/// Pause between two checks of a file. A change takes effect once two checks in a row find the
-/// same file: an editor that writes in place empties the file first, and an empty policy would
-/// return every node to service.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+use crate::text_place::{Reading, TextPlace};
 
 /// Source of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,17 +32,8 @@ pub enum PolicySource {
     BuiltIn,
     /// A named built-in policy.
     Preset(&'static Preset),
-    /// A file at this path.
-    File(PathBuf),
-    /// A key of a `ConfigMap` of the cluster.
-    ConfigMap {
-        /// Namespace of the `ConfigMap`.
-        namespace: String,
-        /// Name of the `ConfigMap`.
-        name: String,
-        /// Key whose value is the policy.
-        key: String,
-    },
+    /// A file, or a key of a `ConfigMap`.
+    Place(TextPlace),
 }
 
 /// Reason why no policy could be loaded at the start.
@@ -92,12 +78,7 @@ impl std::fmt::Display for PolicySource {
         match self {
             Self::BuiltIn => f.write_str("built-in default"),
             Self::Preset(preset) => write!(f, "preset:{}", preset.name),
-            Self::File(path) => write!(f, "{}", path.display()),
-            Self::ConfigMap {
-                namespace,
-                name,
-                key,
-            } => write!(f, "configmap:{namespace}/{name}/{key}"),
+            Self::Place(place) => place.fmt(f),
         }
     }
 }
@@ -149,16 +130,15 @@ impl PolicyFollower {
         let text = match &follower.source {
             PolicySource::BuiltIn => DEFAULT_POLICY.to_owned(),
             PolicySource::Preset(preset) => preset.text.to_owned(),
-            PolicySource::File(path) => {
-                text_file::read(path, MAX_FILE_BYTES).map_err(|source| PolicyLoadError::Read {
+            PolicySource::Place(TextPlace::File(path)) => text_file::read(path, MAX_FILE_BYTES)
+                .map_err(|source| PolicyLoadError::Read {
                     path: path.clone(),
                     source,
-                })?
-            }
-            PolicySource::ConfigMap { .. } if follower.cluster.is_none() => {
+                })?,
+            PolicySource::Place(_) if follower.cluster.is_none() => {
                 return Err(PolicyLoadError::NoCluster);
             }
-            PolicySource::ConfigMap { .. } => return Ok(follower),
+            PolicySource::Place(_) => return Ok(follower),
         };
         let policy = Policy::parse(&text, &follower.source.to_string())?;
         follower.hold(policy, text);
@@ -177,78 +157,17 @@ impl PolicyFollower {
 
     /// Follows the source until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
-        match self.source.clone() {
-            PolicySource::BuiltIn | PolicySource::Preset(_) => cancel.cancelled().await,
-            PolicySource::File(path) => {
-                let stop = cancel.clone();
-                stop.run_until_cancelled(self.follow_file(&path)).await;
-            }
-            PolicySource::ConfigMap {
-                namespace,
-                name,
-                key,
-            } => {
-                let stop = cancel.clone();
-                let following = self.follow_config_map(&namespace, &name, &key, cancel);
-                stop.run_until_cancelled(following).await;
-            }
-        }
-    }
-
-    async fn follow_file(&mut self, path: &Path) {
-        let mut looks = tokio::time::interval(LOOK_EVERY);
-        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // Nothing counts as read yet, so a change right after the start is noticed.
-        let mut taken = None;
-        let mut last = None;
-        loop {
-            looks.tick().await;
-            // Follows links: a mounted `ConfigMap` changes by the target of a link.
-            let stamp = std::fs::metadata(path)
-                .map(|metadata| FileStamp::of(&metadata))
-                .map_err(|error| error.kind());
-            let settled = last == Some(stamp);
-            last = Some(stamp);
-            if !settled || taken == last {
-                continue;
-            }
-            taken = last;
-            match text_file::read(path, MAX_FILE_BYTES) {
-                Ok(text) => self.offer(&text),
-                Err(error) => {
-                    // A file that exists may be readable at the next check.
-                    taken = stamp.is_err().then_some(stamp);
-                    self.missing(format!("it cannot be read: {error}"));
-                }
-            }
-        }
-    }
-
-    async fn follow_config_map(
-        &mut self,
-        namespace: &str,
-        name: &str,
-        key: &str,
-        cancel: CancellationToken,
-    ) {
-        let Some(cluster) = self.cluster.clone() else {
-            return; // Not reached: `load` has refused this.
+        let PolicySource::Place(place) = self.source.clone() else {
+            cancel.cancelled().await;
+            return;
         };
-        let mut events = cluster.watch_config_map(namespace, name, cancel);
-        while let Some(event) = events.recv().await {
-            match event {
-                ConfigMapEvent::Seen(map) => match map.data.get(key) {
-                    Some(text) => self.offer(text),
-                    None => self.missing(format!("the ConfigMap has no key {key}")),
-                },
-                ConfigMapEvent::Missing => {
-                    self.missing("the cluster has no such ConfigMap".to_owned());
-                }
-                ConfigMapEvent::Failing { error, .. } => {
-                    self.report_error(format!("the ConfigMap cannot be watched: {error}"));
-                }
-            }
-        }
+        let cluster = self.cluster.clone();
+        let take = |reading| match reading {
+            Reading::Text(text) => self.offer(&text),
+            Reading::Missing(why) => self.missing(why),
+            Reading::Failing(why) => self.report_error(why),
+        };
+        place.follow(cluster, cancel, take).await;
     }
 
     /// Handles a text from the source; an invalid one changes nothing.
@@ -342,6 +261,7 @@ impl PolicyFollower {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::time::Duration;
 
     use super::*;
 
@@ -363,7 +283,7 @@ mod tests {
             let path = dir.path().join("p.toml");
             fs::write(&path, GOOD).unwrap();
             let metrics = Metrics::default();
-            let source = PolicySource::File(path.clone());
+            let source = PolicySource::Place(TextPlace::File(path.clone()));
             let follower = PolicyFollower::load(source, None, Timestamp::now, &metrics).unwrap();
             let (policy, view) = (follower.policy(), follower.view());
             let cancel = CancellationToken::new();
@@ -469,7 +389,7 @@ mod tests {
     fn a_file_that_is_no_policy_is_refused_at_the_start() {
         let dir = tempfile::tempdir().unwrap();
         let load = |name: &str| {
-            let source = PolicySource::File(dir.path().join(name));
+            let source = PolicySource::Place(TextPlace::File(dir.path().join(name)));
             PolicyFollower::load(source, None, Timestamp::now, &Metrics::default()).map(drop)
         };
         assert!(matches!(load("none"), Err(PolicyLoadError::Read { .. })));

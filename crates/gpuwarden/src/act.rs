@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use cli::{ActSettings, ProcessSettings, ReportSettings};
+use cli::{ActSettings, AnalysisRules, ProcessSettings, ReportSettings};
 use cluster::{Cluster, UnhealthyGpu};
 use console::api::{Role, UnhealthyGpuView};
 use console::{Console, ControllerPart, LeadershipSource, UnhealthyGpuSource};
+use controller::analysis::{Analysis, AnalysisConfig, RulesFollower};
 use controller::api_requests;
 use controller::conditions::{self, Board, Reporter};
 use controller::quarantine::{Owns, Quarantine, QuarantineConfig};
@@ -73,6 +74,7 @@ impl Acting<'_> {
         let (board, reporter) = reporting.unzip();
         let unhealthy_gpus = unhealthy_gpus(self.cluster.clone());
         self.start_janitor(tasks)?;
+        self.start_analysis(tasks)?;
         let config = QuarantineConfig {
             store: Arc::clone(&self.store),
             cluster: self.cluster,
@@ -143,6 +145,29 @@ impl Acting<'_> {
         let kept = async move { retention.run(&metrics, done).await };
         tasks.worker("retention", kept);
         Ok(fleet)
+    }
+
+    /// Starts the analysis, unless it is switched off.
+    fn start_analysis(&self, tasks: &mut Tasks) -> anyhow::Result<()> {
+        let place = match &self.settings.rules {
+            AnalysisRules::Off => return Ok(()),
+            AnalysisRules::BuiltIn => None,
+            AnalysisRules::Place(place) => Some(place.clone()),
+        };
+        let follower = RulesFollower::load(place)?;
+        let known = self.cluster.as_deref().map(Cluster::known_nodes);
+        let config = AnalysisConfig {
+            store: Arc::clone(&self.store),
+            connector: self.intake.connector.clone(),
+            rules: follower.rules(),
+            labels: Arc::new(move |node, key| known.as_ref()?.get(node)?.labels.get(key).cloned()),
+            clock: CLOCK,
+        };
+        let following = follower.run(self.cluster.clone(), tasks.done());
+        tasks.worker("the rules of the analysis", following);
+        let analysis = Analysis::new(config, &self.metrics);
+        tasks.worker("the analysis", analysis.run(tasks.done()));
+        Ok(())
     }
 
     /// Starts the janitor, if `--janitor-config` is given.

@@ -70,7 +70,18 @@ fn the_built_in_policy_loads_and_takes_out_what_is_fatal() {
         recommended_action: 25,
         ..HealthEvent::default()
     };
+    let diagnosis = HealthEvent {
+        agent: "health-events-analyzer".into(),
+        recommended_action: 26,
+        ..fatal()
+    };
+    let of_monitor = HealthEvent {
+        recommended_action: 26,
+        ..fatal()
+    };
     for (event, node, matched) in [
+        (&diagnosis, &bare, false),
+        (&of_monitor, &bare, true),
         (&fatal(), &bare, true),
         (&replace, &bare, true),
         (&quiet, &bare, false),

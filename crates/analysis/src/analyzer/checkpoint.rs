@@ -1,6 +1,6 @@
 //! State of an analyzer, in parts: one for each node, and one for the groups of several nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::HealthEvent;
 use jiff::Timestamp;
@@ -33,6 +33,7 @@ struct SavedState {
     rules: String,
     unknown_of_others: Option<EntryKey>,
     orphans: Vec<HealthEvent>,
+    late: BTreeSet<String>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -66,6 +67,7 @@ impl Analyzer {
             rules: self.fingerprint(),
             unknown_of_others: self.unknown_of_others.clone(),
             orphans: self.orphans.values().cloned().collect(),
+            late: self.late.clone(),
         };
         let changed = std::mem::take(&mut self.changed);
         Saved {
@@ -152,6 +154,7 @@ impl Analyzer {
             return Err("it is of other rules".to_owned());
         }
         self.unknown_of_others = state.unknown_of_others;
+        self.late = state.late;
         for orphan in state.orphans {
             self.orphans.insert(super::about_orphan(&orphan), orphan);
         }

@@ -91,7 +91,7 @@ fn with_rules(names: &[&str]) -> Analyzer {
 pub(crate) fn feed(analyzer: &mut Analyzer, events: &[EventRecord]) {
     for (index, event) in events.iter().enumerate() {
         analyzer.record(event);
-        for node in analyzer.take_late() {
+        for node in analyzer.late().clone() {
             let of_node = events[..=index].iter();
             analyzer.rebuild(
                 &node,
@@ -99,7 +99,7 @@ pub(crate) fn feed(analyzer: &mut Analyzer, events: &[EventRecord]) {
             );
         }
         assert!(
-            analyzer.take_late().is_empty(),
+            analyzer.late().is_empty(),
             "a rebuild settles what came late"
         );
     }
@@ -343,7 +343,7 @@ proptest! {
             // The events before are there as well where some come too late.
             for end in fed..stop {
                 one.record(&events[end]);
-                for node in one.take_late() {
+                for node in one.late().clone() {
                     one.rebuild(&node, &events[..=end]);
                 }
             }

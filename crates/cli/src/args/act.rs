@@ -96,6 +96,16 @@ group! {
         #[arg(long, env = "GPUWARDEN_POLICY",
               value_name = "FILE|configmap:NAMESPACE/NAME[/KEY]|preset:NAME")]
         pub policy: Option<String>,
+        /// Conclude from many events by rules, such as that a fault comes back again and again
+        /// [default: true].
+        #[arg(long, env = "GPUWARDEN_ANALYZE", num_args = 0..=1, default_missing_value = "true",
+              value_name = "BOOL")]
+        pub analyze: Option<bool>,
+        /// Rules of the analysis beside the built-in ones, or changes to those: TOML in a file or a
+        /// `ConfigMap` of the cluster; both are read again when they change [default: none; default
+        /// key of a `ConfigMap`: config.toml].
+        #[arg(long, env = "GPUWARDEN_RULES", value_name = "FILE|configmap:NAMESPACE/NAME[/KEY]")]
+        pub rules: Option<String>,
         /// Limit the number of nodes that are taken out of service, by the budgets and the circuit
         /// breaker of the policy [default: true].
         #[arg(long, alias = "circuit-breaker-enabled", env = "GPUWARDEN_CIRCUIT_BREAKER",

@@ -103,10 +103,10 @@ pub(super) fn run(
     };
     let analyzed = analysis.as_deref_mut();
     output::even_if_unread(write(replays, inputs, analyzed, &mut writer))?;
-    if let Some(count) = analysis.map(|it| it.too_late).filter(|count| *count > 0) {
+    if let Some(count) = analysis.map(|it| it.late()).filter(|count| *count > 0) {
         output::warning(&format!(
-            "{} came too late for the rules, which need them in the order of their times",
-            plural(count, "event")
+            "events of {} came too late for the rules, which need them in the order of their times",
+            plural(count as u64, "node")
         ));
     }
     if inputs.problems() > 0 {

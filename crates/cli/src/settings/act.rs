@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use cluster::ConnectOptions;
 use contract::{keys, names};
 use controller::policy::PolicySource;
+use controller::text_place::TextPlace;
 use fleet::brake::NodeLabel;
 use fleet::drain::DrainConfig;
 use fleet::remediation::RemediationConfig;
@@ -28,8 +29,19 @@ const STORE_SIZE: &str = "1GiB";
 /// Smallest size of the event store (bytes): tens of thousands of events. In a smaller store new
 /// events would delete those of a moment ago.
 const SMALLEST_STORE: u64 = 64 * 1024 * 1024;
-/// Default key of a `ConfigMap` with the policy: the file's name in NVSentinel's.
+/// Default key of a `ConfigMap` with a policy or rules: the file's name in NVSentinel's.
 const POLICY_KEY: &str = "config.toml";
+
+/// Rules of the analysis.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AnalysisRules {
+    /// Nothing is analysed.
+    Off,
+    /// The built-in rules.
+    BuiltIn,
+    /// A file or `ConfigMap`, beside the built-in rules.
+    Place(TextPlace),
+}
 
 /// Settings of the store, the policy and the cluster.
 #[derive(Debug, Clone)]
@@ -49,6 +61,8 @@ pub struct ActSettings {
     pub janitor: Option<JanitorSettings>,
     pub reports: ReportSettings,
     pub policy: PolicySource,
+    /// Rules of the analysis beside the built-in ones.
+    pub rules: AnalysisRules,
     /// True if the policy's brake limits quarantines.
     pub circuit_breaker: bool,
     pub gpu_node_label: NodeLabel,
@@ -88,12 +102,17 @@ impl ActSettings {
             None => PolicySource::BuiltIn,
             Some(text) => policy(text)?,
         };
-        if matches!(policy, PolicySource::ConfigMap { .. }) && cluster.is_none() {
+        let place = match &policy {
+            PolicySource::Place(place) => Some(place),
+            _ => None,
+        };
+        if is_unreachable(place, cluster.is_some()) {
             return Err(SettingsError::Conflict(
                 "--policy configmap:... needs a cluster to read it from: name one with \
                  --kubeconfig FILE or --context NAME",
             ));
         }
+        let rules = rules(&args, cluster.is_some())?;
         let drain = drain(&args, mode)?;
         let remediation = remediation(&args, drain.is_some())?;
         let janitor = JanitorSettings::resolve(&args, cluster.is_some())?;
@@ -109,6 +128,7 @@ impl ActSettings {
             janitor,
             reports,
             policy,
+            rules,
             circuit_breaker: args.circuit_breaker.unwrap_or(true),
             gpu_node_label,
             namespace,
@@ -201,10 +221,46 @@ pub(super) fn policy(text: &str) -> Result<PolicySource, SettingsError> {
             .map_err(|what| SettingsError::value("--policy", text, what))?;
         return Ok(PolicySource::Preset(preset));
     }
-    let Some(place) = text.strip_prefix("configmap:") else {
-        return Ok(PolicySource::File(PathBuf::from(text)));
+    text_place("--policy", text).map(PolicySource::Place)
+}
+
+/// Returns the rules of `--analyze` and `--rules`.
+fn rules(args: &ActArgs, has_cluster: bool) -> Result<AnalysisRules, SettingsError> {
+    let analyzes = args.analyze.unwrap_or(true);
+    let Some(text) = &args.rules else {
+        let built_in = AnalysisRules::BuiltIn;
+        return Ok(if analyzes {
+            built_in
+        } else {
+            AnalysisRules::Off
+        });
     };
-    let wrong = |what: String| SettingsError::value("--policy", text, what);
+    if !analyzes {
+        return Err(SettingsError::Conflict(
+            "--rules and --analyze=false exclude each other: remove one",
+        ));
+    }
+    let place = text_place("--rules", text)?;
+    if is_unreachable(Some(&place), has_cluster) {
+        return Err(SettingsError::Conflict(
+            "--rules configmap:... needs a cluster to read it from: name one with \
+             --kubeconfig FILE or --context NAME",
+        ));
+    }
+    Ok(AnalysisRules::Place(place))
+}
+
+/// Returns true if a text is in a cluster and there is none.
+fn is_unreachable(place: Option<&TextPlace>, has_cluster: bool) -> bool {
+    matches!(place, Some(TextPlace::ConfigMap { .. })) && !has_cluster
+}
+
+/// Parses the place of a text: a file, or a key of a `ConfigMap`.
+fn text_place(flag: &'static str, text: &str) -> Result<TextPlace, SettingsError> {
+    let Some(place) = text.strip_prefix("configmap:") else {
+        return Ok(TextPlace::File(PathBuf::from(text)));
+    };
+    let wrong = |what: String| SettingsError::value(flag, text, what);
     let mut parts = place.splitn(3, '/');
     let (Some(namespace), Some(name)) = (parts.next(), parts.next()) else {
         return Err(wrong("is not configmap:NAMESPACE/NAME[/KEY]".to_owned()));
@@ -219,7 +275,7 @@ pub(super) fn policy(text: &str) -> Result<PolicySource, SettingsError> {
                 "must be configmap:NAMESPACE/NAME[/KEY], and {error}"
             ))
         })?;
-    Ok(PolicySource::ConfigMap {
+    Ok(TextPlace::ConfigMap {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         key: key.to_owned(),

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use connector::AcceptNodes;
 use controller::policy::PolicySource;
+use controller::text_place::TextPlace;
 use devices::Providers;
 use host::kernel_log::KernelLogSpec;
 
@@ -98,12 +99,14 @@ fn catalogue_files_are_one_or_several() {
 
 #[test]
 fn a_policy_is_a_file_or_a_config_map() {
-    let config_map = |namespace: &str, name: &str, key: &str| PolicySource::ConfigMap {
-        namespace: namespace.into(),
-        name: name.into(),
-        key: key.into(),
+    let config_map = |namespace: &str, name: &str, key: &str| {
+        PolicySource::Place(TextPlace::ConfigMap {
+            namespace: namespace.into(),
+            name: name.into(),
+            key: key.into(),
+        })
     };
-    let file = |path: &str| PolicySource::File(path.into());
+    let file = |path: &str| PolicySource::Place(TextPlace::File(path.into()));
     for (text, expected) in [
         ("p.toml", Some(file("p.toml"))),
         ("./configmap:a", Some(file("./configmap:a"))),

@@ -5,6 +5,7 @@ use cluster::{Cluster, ObjectKind, ServerInfo};
 use contract::findings::MAX_FILE_BYTES;
 use controller::certificate;
 use controller::policy::PolicySource;
+use controller::text_place::TextPlace;
 use fleet::brake::{MOST_ALONE, NodeLabel};
 use fleet::remediation::RemediationConfig;
 use jiff::{SignedDuration, Timestamp};
@@ -230,12 +231,14 @@ fn own_node(name: &str, found: Option<&NodeView>, label: &NodeLabel) -> Vec<Find
 async fn policy(cluster: &Cluster, source: &PolicySource) -> (Option<Finding>, Option<String>) {
     let (namespace, name, key) = match source {
         PolicySource::BuiltIn | PolicySource::Preset(_) => return (None, None),
-        PolicySource::File(path) => return (None, text_file::read(path, MAX_FILE_BYTES).ok()),
-        PolicySource::ConfigMap {
+        PolicySource::Place(TextPlace::File(path)) => {
+            return (None, text_file::read(path, MAX_FILE_BYTES).ok());
+        }
+        PolicySource::Place(TextPlace::ConfigMap {
             namespace,
             name,
             key,
-        } => (namespace, name, key),
+        }) => (namespace, name, key),
     };
     let place = source.to_string();
     let edit = format!("kubectl -n {namespace} edit configmap {name}");

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use controller::policy::PolicySource;
+use controller::text_place::TextPlace;
 use diagnosis::catalog::{Catalog, GPU_LIMITS};
 use host::kernel_log::KernelLogSpec;
 use model::shell;
@@ -172,8 +173,10 @@ fn policy(source: &PolicySource, given: &Given) -> Option<Finding> {
     let name = source.to_string();
     let read = match source {
         PolicySource::BuiltIn => return Some(Finding::ok("policy", "the built-in one is used")),
-        PolicySource::ConfigMap { .. } => return None,
-        PolicySource::Preset(_) | PolicySource::File(_) => policy_source::load(&name),
+        PolicySource::Place(TextPlace::ConfigMap { .. }) => return None,
+        PolicySource::Preset(_) | PolicySource::Place(TextPlace::File(_)) => {
+            policy_source::load(&name)
+        }
     };
     let read = read.map_err(|error| causes(error.as_ref()));
     let fix = format!("{} {}", given.command("policy lint"), shell::word(&name));
@@ -262,7 +265,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("p.toml");
         let policy = |source: &PolicySource| policy(source, &Given::default());
-        let setting = PolicySource::File(path.clone());
+        let setting = PolicySource::Place(TextPlace::File(path.clone()));
         let found = policy(&setting).unwrap();
         assert!(found.result == Severity::Problem && found.what.contains("p.toml"));
         let rules = |text: &str| format!("[[rule-sets]]\nname = \"r\"\n{text}");

@@ -7,6 +7,7 @@
 
 use cluster::Access;
 use controller::policy::PolicySource;
+use controller::text_place::TextPlace;
 use maintenance::janitor::{Action, ProviderPlace};
 use maintenance::validation_request::ValidationConfiguration;
 use model::attempt::ResourceKind;
@@ -126,9 +127,9 @@ pub(super) fn issues_certificate(installation: &Installation) -> bool {
 /// Returns namespace and name of the policy's `ConfigMap`.
 fn map_of(policy: &PolicySource) -> Option<(&str, &str)> {
     match policy {
-        PolicySource::ConfigMap {
+        PolicySource::Place(TextPlace::ConfigMap {
             namespace, name, ..
-        } => Some((namespace, name)),
+        }) => Some((namespace, name)),
         _ => None,
     }
 }

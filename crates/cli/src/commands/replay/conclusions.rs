@@ -1,5 +1,6 @@
 //! Analysis of replayed events. Its conclusions are events, as those of monitors are.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use analysis::{Analyzer, Rule, Saying};
@@ -15,10 +16,10 @@ const BUILT_IN_NAME: &str = "built-in";
 /// Most conclusions of one event.
 const MAX_SAYINGS: usize = 10_000;
 
-/// Rules that replayed events go through, and the number of events that came too late for them.
+/// Rules that replayed events go through, and the nodes with events that came too late for them.
 pub(crate) struct Analysis {
     analyzer: Analyzer,
-    pub(super) too_late: u64,
+    late: BTreeSet<String>,
 }
 
 /// Reads rules from a file, beside the built-in ones, or takes only those.
@@ -38,8 +39,13 @@ impl Analysis {
     pub(super) fn load(source: &str) -> anyhow::Result<Self> {
         Ok(Self {
             analyzer: Analyzer::new(load_rules(source)?),
-            too_late: 0,
+            late: BTreeSet::new(),
         })
+    }
+
+    /// Returns the number of nodes with events that came too late.
+    pub(super) fn late(&self) -> usize {
+        self.late.len()
     }
 
     /// Returns the events that follow from an event, at the time of that event.
@@ -48,7 +54,7 @@ impl Analysis {
         self.analyzer.time(now);
         self.analyzer.record(record);
         // A replay does not keep the events for another look.
-        self.too_late += self.analyzer.take_late().len() as u64;
+        self.late.extend(self.analyzer.late().iter().cloned());
         let sayings = self.analyzer.to_say(now, MAX_SAYINGS);
         let said = sayings.into_iter().map(|saying| {
             self.analyzer.said(&saying);
