@@ -160,10 +160,10 @@ pub const META_RPC_HISTORY: &str = "gpuwarden.dev/rpc-history";
 pub const META_GPU_INSTANCE: &str = "gpuwarden.dev/gpu-instance";
 /// Metadata: number of the compute instance within it.
 pub const META_COMPUTE_INSTANCE: &str = "gpuwarden.dev/compute-instance";
-/// Metadata: job that used the GPU when the line was written. `ml/train` is the work of the pod
-/// `train-x7k2p` or `train` in the namespace `ml`: a random end, which Kubernetes gives to each
-/// pod of a Job or `ReplicaSet`, is left out. `slurm 42` is a job of Slurm. Equal for all reports
-/// of a job on a node. Absent if the job is not known for certain.
+/// Metadata: job that used the GPU when the line was written. `ml/train` is that of the pods
+/// `train`, `train-7x2kp` and `train-0` in the namespace `ml`: numbers and the random end, which
+/// differ between the pods of a job, are left out. `slurm 42` is a job of Slurm. Equal for all
+/// reports of a job on a node, and mostly on all its nodes. Absent if the job is not certain.
 pub const META_JOB: &str = "gpuwarden.dev/job";
 /// Metadata: the event was restored from the list on a quarantined node; the store lacked it,
 /// or had it only in its history from before another store was in use.
