@@ -3,6 +3,7 @@
 
 mod arrival;
 pub(crate) mod event;
+mod job;
 mod machine;
 mod metrics;
 mod nics;
@@ -30,6 +31,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use arrival::Arrival;
+use job::Jobs;
 use machine::MachineFile;
 use metrics::KernelLogMetrics;
 use monitor::{Frame, Monitor, Reporter};
@@ -37,6 +39,7 @@ use nics::NicNames;
 use unreadable::Unreadable;
 
 pub use event::{event_of_line, events_of_finding};
+pub use job::JobSources;
 
 pub(crate) const NAME: &str = "kernel-log";
 
@@ -72,6 +75,8 @@ pub struct KernelLogConfig {
     pub sysfs: PathBuf,
     /// Catalogue with the meaning of the lines.
     pub catalog: Arc<Catalog>,
+    /// Sources of the jobs that run on the GPUs.
+    pub jobs: JobSources,
 }
 
 /// The monitor. Runs until cancelled, or until finite input has ended.
@@ -82,6 +87,7 @@ pub struct KernelLogMonitor {
     decoder: KernelLogDecoder,
     machine: MachineFile,
     nics: NicNames,
+    jobs: Jobs,
     /// Log that `config.spec` resolved to, once it was opened.
     chosen: Option<KernelLogSpec>,
     /// Path of the followed file while it does not exist.
@@ -142,6 +148,7 @@ impl KernelLogMonitor {
             decoder: KernelLogDecoder::new(Arc::clone(&config.catalog)),
             machine: MachineFile::new(config.gpu_metadata.clone()),
             nics: NicNames::new(config.sysfs.clone()),
+            jobs: Jobs::new(config.jobs.clone()),
             config,
             chosen: None,
             missing: None,
@@ -268,7 +275,7 @@ impl KernelLogMonitor {
             let read_all = events.len() < BATCH;
             for event in events.drain(..) {
                 ended |= event == Event::End;
-                self.process(event);
+                self.process(event).await;
             }
             // A file that has just appeared may contain old lines.
             if was_read {
@@ -358,9 +365,9 @@ impl KernelLogMonitor {
     }
 
     /// Processes an event of the source.
-    fn process(&mut self, event: Event) {
+    async fn process(&mut self, event: Event) {
         match event {
-            Event::Record(record) => self.process_record(&record, self.reporter.now()),
+            Event::Record(record) => self.process_record(&record, self.reporter.now()).await,
             Event::Lost { count, counted } => {
                 // Lost records are shown and counted, but are no fault. In a storm some are
                 // lost between any two reads, so the log lines are limited.
@@ -394,7 +401,7 @@ impl KernelLogMonitor {
         }
     }
 
-    fn process_record(&mut self, record: &KernelLogRecord, now: Timestamp) {
+    async fn process_record(&mut self, record: &KernelLogRecord, now: Timestamp) {
         let rebooted = self.reporter.rebooted();
         if rebooted.is_some_and(|boot| is_of(boot, record)) {
             self.reporter.boot_has_begun();
@@ -419,6 +426,11 @@ impl KernelLogMonitor {
         }
         for finding in &findings {
             self.metrics.found(finding, began.elapsed());
+            let job = if self.arrival.is_new(came, now) {
+                self.jobs.of(finding).await
+            } else {
+                None
+            };
             let events = event::of(&event::Context {
                 finding,
                 record,
@@ -427,6 +439,7 @@ impl KernelLogMonitor {
                 node_name: self.reporter.node_name(),
                 earlier_in_boot: self.history_begins.is_some_and(|begins| at < begins),
                 place: place.as_deref(),
+                job: job.as_deref(),
             });
             for mut event in events {
                 mark_accepted(&mut event, came);

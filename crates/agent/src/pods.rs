@@ -8,7 +8,7 @@
 //! reported.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,7 +102,7 @@ impl PodGpuReporter {
 
     /// Queries the kubelet, and sends a report if it has changed.
     async fn poll(&self, last: &mut LastReport) -> Result<(), String> {
-        let answer = self.list_pods().await;
+        let answer = list_pods(&self.socket, DEADLINE).await;
         let answer = answer.map_err(|why| {
             format!(
                 "cannot list the devices of pods at the kubelet's socket {}: {why}",
@@ -138,22 +138,26 @@ impl PodGpuReporter {
         }
         again.map(drop)
     }
+}
 
-    async fn list_pods(&self) -> Result<ListPodResourcesResponse, String> {
-        let endpoint = Endpoint::try_from(format!("unix://{}", self.socket.display()));
-        let endpoint = endpoint.map_err(|error| chain(&error))?;
-        let request = async {
-            let channel = endpoint.connect().await.map_err(|error| chain(&error))?;
-            let client = PodResourcesListerClient::new(channel);
-            let mut client = client.max_decoding_message_size(MAX_ANSWER_BYTES);
-            let answer = client.list(ListPodResourcesRequest {}).await;
-            answer
-                .map(tonic::Response::into_inner)
-                .map_err(|status| why(&status))
-        };
-        let answer = tokio::time::timeout(DEADLINE, request).await;
-        answer.unwrap_or_else(|_| Err(format!("no answer within {} s", DEADLINE.as_secs())))
-    }
+/// Lists the pods at the kubelet's socket with their devices, within `deadline`.
+pub(crate) async fn list_pods(
+    socket: &Path,
+    deadline: Duration,
+) -> Result<ListPodResourcesResponse, String> {
+    let endpoint = Endpoint::try_from(format!("unix://{}", socket.display()));
+    let endpoint = endpoint.map_err(|error| chain(&error))?;
+    let request = async {
+        let channel = endpoint.connect().await.map_err(|error| chain(&error))?;
+        let client = PodResourcesListerClient::new(channel);
+        let mut client = client.max_decoding_message_size(MAX_ANSWER_BYTES);
+        let answer = client.list(ListPodResourcesRequest {}).await;
+        answer
+            .map(tonic::Response::into_inner)
+            .map_err(|status| why(&status))
+    };
+    let answer = tokio::time::timeout(deadline, request).await;
+    answer.unwrap_or_else(|_| Err(format!("no answer within {} s", deadline.as_secs())))
 }
 
 /// Describes a status to operators.
@@ -185,7 +189,7 @@ fn imex_use(pods: &[PodResources]) -> ImexUse {
 }
 
 /// Returns the GPUs of a pod; `None` if it has none.
-fn gpus_of(pod: &PodResources, inventory: &Inventory) -> Option<PodGpus> {
+pub(crate) fn gpus_of(pod: &PodResources, inventory: &Inventory) -> Option<PodGpus> {
     let mut resources: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     let mut devices = BTreeSet::new();
     for container in &pod.containers {
@@ -256,5 +260,7 @@ fn gpu_of(id: &str, inventory: &Inventory) -> Option<String> {
     Some(gpu.map_or(id, |gpu| gpu.uuid.as_str()).to_owned())
 }
 
+#[cfg(test)]
+pub(crate) mod fake;
 #[cfg(test)]
 mod tests;

@@ -202,21 +202,22 @@ mod tests {
                 is_operator,
             })
         };
-        // Remaining number of the keys `said`, `place`, `taken-over` and a forged reporter, and
-        // the reporter.
+        // Remaining number of the keys `said`, `place`, `job`, `taken-over` and a forged
+        // reporter, and the reporter.
         let table = [
-            (Caller::Monitor, 2, "monitor"),
-            (local(true), 2, "operator uid=0 pid=7"),
+            (Caller::Monitor, 3, "monitor"),
+            (local(true), 3, "operator uid=0 pid=7"),
             (local(false), 1, "user uid=0 pid=7"),
             (pod("n1"), 1, "pod training/a"),
-            (Caller::Node("n1".into()), 2, "user uid=9"),
+            (Caller::Node("n1".into()), 3, "user uid=9"),
             (Caller::Central("cloud".into()), 1, "central cloud"),
-            (Caller::Anybody, 2, "central anybody on this machine"),
+            (Caller::Anybody, 3, "central anybody on this machine"),
         ];
         for (caller, left, reporter) in table {
             let entries = [
                 ("said", "x"),
                 (keys::META_LOG_PLACE, "1:2:3"),
+                (keys::META_JOB, "ml/train"),
                 (keys::META_TAKEN_OVER, "x"),
                 (keys::META_REPORTED_BY, "user uid=9"),
             ];
@@ -224,7 +225,7 @@ mod tests {
                 metadata: entries.map(|(k, v)| (k.into(), v.into())).into(),
                 ..HealthEvent::default()
             };
-            assert_eq!(caller.sign(&mut event), 3 - left, "{caller}");
+            assert_eq!(caller.sign(&mut event), 4 - left, "{caller}");
             assert_eq!(event.metadata[keys::META_REPORTED_BY], reporter);
             assert_eq!(event.metadata.len(), left + 1, "{caller}: {event:?}");
         }

@@ -185,6 +185,7 @@ fn line_detail(event: &HealthEvent, generated: Option<Timestamp>) -> Value {
     for (name, key) in [
         ("bootId", keys::META_BOOT_ID),
         ("kernelSequence", keys::META_KERNEL_SEQUENCE),
+        ("job", keys::META_JOB),
         ("fullLength", keys::META_MESSAGE_CUT),
         ("futureTimestamp", keys::META_FUTURE_TIME),
     ] {

@@ -4,7 +4,7 @@
 //! Further ones within the window are counted, and reported as one event when the window ends;
 //! that event opens the next window, so a fault has at most one event per window, and the
 //! counts of its events add up to the number of its lines. A report that differs (in device,
-//! code, severity or action) is not a repeat and passes at once.
+//! code, severity, action or job) is not a repeat and passes at once.
 //!
 //! Recoveries have windows of their own. A recovery that ends a reported fault passes at once,
 //! after the fault's count so far; so does the next report of the fault, which is a new fault,
@@ -71,6 +71,8 @@ struct Key {
     strategy: i32,
     /// True if the report opens no fault. Such a report is not a repeat of one that does.
     earlier_in_boot: bool,
+    /// Job of the report, if known: an event with a count names one job.
+    job: Option<String>,
 }
 
 /// A span of time with its count of an event's repeats.
@@ -342,6 +344,7 @@ impl Key {
             fatal: event.is_fatal,
             strategy: event.processing_strategy,
             earlier_in_boot: event.metadata.contains_key(keys::META_EARLIER_IN_BOOT),
+            job: event.metadata.get(keys::META_JOB).cloned(),
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use agent::kernel_log::{KernelLogConfig, KernelLogMonitor};
+use agent::kernel_log::{JobSources, KernelLogConfig, KernelLogMonitor};
 use agent::pods::{PodGpuReporter, Tell};
 use agent::providers::ProviderMonitor;
 use anyhow::Context as _;
@@ -315,6 +315,8 @@ pub(crate) fn monitors(
     };
     let catalog = Arc::new(cli::load_catalog(&node.catalog)?);
     let (driver, machine) = watch::channel(None);
+    let api = devices.clone();
+    let gpus = gpus::start(node, process, &frame, &catalog, driver, api, tasks)?;
     let kernel_log = KernelLogConfig {
         spec: node.kernel_log.clone(),
         history: node.history,
@@ -322,13 +324,19 @@ pub(crate) fn monitors(
         gpu_metadata: node.gpu_metadata.clone(),
         machine,
         sysfs: host::nics::SYSFS.into(),
-        catalog: Arc::clone(&catalog),
+        catalog,
+        jobs: JobSources {
+            proc: host::job::PROC.into(),
+            pod_logs: host::job::POD_LOGS.into(),
+            kubelet: node.pod_resources.clone(),
+            inventory: gpus.inventory.clone(),
+        },
     };
     let monitor = KernelLogMonitor::new(kernel_log, &frame);
     tasks.monitor("the kernel-log monitor", |end| monitor.run(end));
-    let monitor = ProviderMonitor::new(devices.clone(), &frame);
+    let monitor = ProviderMonitor::new(devices, &frame);
     tasks.monitor("the monitor of providers", |end| monitor.run(end));
-    gpus::start(node, process, &frame, &catalog, driver, devices, tasks)
+    Ok(gpus)
 }
 
 /// Starts the task that shows the open faults of a node as conditions of its GPUs.

@@ -14,6 +14,7 @@ pub mod disk;
 pub mod gpu_probe;
 pub mod gpu_reset;
 pub mod identity;
+pub mod job;
 pub mod kernel_log;
 pub mod library;
 pub mod nccl;

@@ -100,6 +100,7 @@ impl GpuMonitor {
             node_name: self.reporter.node_name(),
             earlier_in_boot: false,
             place: None,
+            job: None,
         })
     }
 

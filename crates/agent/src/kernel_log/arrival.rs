@@ -5,7 +5,11 @@
 //! from the wall clock, and times in files may be anything. A line that is read at once has
 //! just arrived.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
+
+/// Age up to which a line is new: later, its process may have ended and given its number, or its
+/// pod its GPU, to another one.
+const NEW: SignedDuration = SignedDuration::from_secs(2);
 
 /// Bounds on the arrival time of the next line.
 #[derive(Debug, Default)]
@@ -57,6 +61,12 @@ impl Arrival {
         self.last = Some(came);
         came
     }
+
+    /// Returns true if a line that arrived at `came` is read soon after it was written. A line
+    /// that existed when the source was opened is not: it may have no time of its own.
+    pub(super) fn is_new(&self, came: Timestamp, now: Timestamp) -> bool {
+        self.caught_up && now.duration_since(came) <= NEW
+    }
 }
 
 #[cfg(test)]
@@ -93,5 +103,17 @@ mod tests {
         assert_eq!(arrival.came_at(at(10), at(120)), at(70));
         // The wall clock was set back.
         assert_eq!(arrival.came_at(at(80), at(20)), at(20));
+    }
+
+    #[test]
+    fn a_line_is_new_if_it_is_read_soon_and_came_after_the_source_was_opened() {
+        let mut arrival = Arrival::default();
+        assert!(!arrival.is_new(at(0), at(0)));
+        arrival.mark_caught_up();
+        for (came, is_new) in [(0, true), (-2, true), (-3, false)] {
+            assert_eq!(arrival.is_new(at(came), at(0)), is_new, "{came}");
+        }
+        arrival.opened();
+        assert!(!arrival.is_new(at(0), at(0)));
     }
 }

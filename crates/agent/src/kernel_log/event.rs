@@ -20,6 +20,8 @@ pub(crate) struct Context<'a> {
     pub(crate) earlier_in_boot: bool,
     /// Place of the line in a file or journal.
     pub(crate) place: Option<&'a str>,
+    /// Job on the GPU, if known.
+    pub(crate) job: Option<&'a str>,
 }
 
 /// Metadata key of the log line, for events with another message.
@@ -45,6 +47,7 @@ pub fn events_of_finding(
         earlier_in_boot: false,
         place: Some(place),
         machine: None,
+        job: None,
     })
 }
 
@@ -65,6 +68,7 @@ pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<Healt
         node_name,
         earlier_in_boot: false,
         place: None,
+        job: None,
     });
     events.into_iter().next()
 }
@@ -99,6 +103,7 @@ fn cancellation(event: &HealthEvent, cancelled: &Cancelled) -> HealthEvent {
         keys::META_VERDICT,
         keys::META_RPC_HISTORY,
         keys::META_CATALOGUE_ACTION,
+        keys::META_JOB,
     ] {
         healthy.metadata.remove(key);
     }
@@ -177,6 +182,7 @@ fn metadata(context: &Context<'_>) -> BTreeMap<String, String> {
         (keys::META_GPU_UUID, finding.gpu_uuid.clone()),
         (keys::META_GPU_INDEX, index.map(|index| index.to_string())),
         (keys::META_DRIVER_VERSION, version.map(str::to_owned)),
+        (keys::META_JOB, context.job.map(str::to_owned)),
     ];
     let own = own
         .into_iter()

@@ -3,6 +3,7 @@ use std::io::Write as _;
 use connector::{AcceptNodes, Caller, Connector};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents, RecommendedAction, json};
 use diagnosis::fold::Sightings;
+use diagnosis::gpu::Inventory;
 use host::boot::BootId;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -15,6 +16,7 @@ use monitor::{MAX_UNSENT, WINDOW};
 mod dump;
 mod fall;
 mod hand_over;
+mod jobs;
 mod machine;
 mod reboots;
 mod repeats;
@@ -109,6 +111,12 @@ impl Bench {
             gpu_metadata: self.dir.path().join("gpu_metadata.json"),
             sysfs: self.dir.path().join("sys"),
             catalog: Arc::new(Catalog::builtin().clone()),
+            jobs: JobSources {
+                proc: self.dir.path().join("proc"),
+                pod_logs: self.dir.path().join("pods"),
+                kubelet: self.dir.path().join("kubelet.sock"),
+                inventory: watch::channel(Inventory::default()).1,
+            },
         };
         let frame = Frame {
             node_name: self.node_name.clone(),

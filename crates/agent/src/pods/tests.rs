@@ -1,70 +1,12 @@
 //! Tests from a fake kubelet to the report.
 
-use std::path::Path;
 use std::sync::Mutex;
 
-use contract::pod_resources::pod_resources_lister_server::{
-    PodResourcesLister, PodResourcesListerServer,
-};
-use contract::pod_resources::{
-    ClaimResource, ContainerDevices, ContainerResources, DynamicResource,
-};
 use diagnosis::gpu::{Gpu, MigDevice};
-use tokio::net::UnixListener;
 use tokio::sync::mpsc;
-use tonic::Response;
 
+use super::fake::{Kubelet, pod};
 use super::*;
-
-/// A kubelet with these pods.
-#[derive(Clone, Default)]
-struct Kubelet(Arc<Mutex<Vec<PodResources>>>);
-
-#[tonic::async_trait]
-impl PodResourcesLister for Kubelet {
-    async fn list(
-        &self,
-        _: Request<ListPodResourcesRequest>,
-    ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        let pod_resources = self.0.lock().unwrap().clone();
-        Ok(Response::new(ListPodResourcesResponse { pod_resources }))
-    }
-}
-
-impl Kubelet {
-    fn serve(&self, socket: &Path) {
-        let listener = UnixListener::bind(socket).unwrap();
-        let serving = tonic::transport::Server::builder()
-            .add_service(PodResourcesListerServer::new(self.clone()))
-            .serve_with_incoming(runtime::unix_grpc::incoming(listener));
-        tokio::spawn(serving);
-    }
-}
-
-fn pod(name: &str, devices: &[(&str, &[&str])], claimed: &[(&str, &str)]) -> PodResources {
-    let devices = devices.iter().map(|(resource, ids)| ContainerDevices {
-        resource_name: (*resource).to_owned(),
-        device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
-    });
-    let claims = claimed.iter().map(|(driver, device)| ClaimResource {
-        driver_name: (*driver).to_owned(),
-        pool_name: "n1".to_owned(),
-        device_name: (*device).to_owned(),
-    });
-    PodResources {
-        name: name.to_owned(),
-        namespace: "train".to_owned(),
-        containers: vec![ContainerResources {
-            name: "main".to_owned(),
-            devices: devices.collect(),
-            dynamic_resources: vec![DynamicResource {
-                claim_name: "c".to_owned(),
-                claim_namespace: "train".to_owned(),
-                claim_resources: claims.collect(),
-            }],
-        }],
-    }
-}
 
 /// Formats a reported pod: its resources and its claimed devices.
 fn shown(pod: &PodGpus) -> (String, Vec<String>) {
@@ -211,7 +153,7 @@ async fn what_the_kubelet_says_is_told_when_it_changes() {
     assert!(reports.try_recv().is_err());
     // After a while an unchanged report is sent.
     state.again_at = Some(Instant::now());
-    drop(reporter.list_pods().await.unwrap());
+    drop(list_pods(&socket, DEADLINE).await.unwrap());
     assert_eq!(state.report.unwrap().pods.len(), 1);
 }
 

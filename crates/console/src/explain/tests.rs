@@ -31,7 +31,9 @@ fn xid(seq: u64, seconds: i64, code: &str, healthy: bool) -> EventRecord {
             entity_type: keys::ENTITY_PCI.into(),
             entity_value: "0000:b3:00".into(),
         }],
-        metadata: [(keys::META_BOOT_ID.to_owned(), "b00t".to_owned())].into(),
+        metadata: [(keys::META_BOOT_ID, "b00t"), (keys::META_JOB, "ml/train")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into(),
         generated_timestamp: Some(json::proto_timestamp(at(seconds))),
         node_name: "n1".into(),
         processing_strategy: ProcessingStrategy::ExecuteRemediation as i32,
@@ -150,6 +152,7 @@ fn a_fault_is_told_from_its_line_to_the_answer_of_the_api_server() {
     assert_eq!(line.text, "NVRM: Xid (PCI:0000:b3:00): 79, pid=1");
     assert_eq!(line.detail["source"], "kernel log");
     assert_eq!(line.detail["bootId"], "b00t");
+    assert_eq!(line.detail["job"], "ml/train");
     assert_eq!(
         (line.at, event.at),
         (at(0), at(0) + jiff::SignedDuration::from_millis(500))

@@ -167,6 +167,11 @@ pub const META_RPC_HISTORY: &str = "gpuwarden.dev/rpc-history";
 pub const META_GPU_INSTANCE: &str = "gpuwarden.dev/gpu-instance";
 /// Metadata: number of the compute instance within it.
 pub const META_COMPUTE_INSTANCE: &str = "gpuwarden.dev/compute-instance";
+/// Metadata: job that used the GPU when the line was written. `ml/train` is that of the pods
+/// `train`, `train-7x2kp` and `train-0` in the namespace `ml`: numbers and the random end, which
+/// differ between the pods of a job, are left out. `slurm 42` is a job of Slurm. Equal for all
+/// reports of a job on a node, and mostly on all its nodes. Absent if the job is not certain.
+pub const META_JOB: &str = "gpuwarden.dev/job";
 /// Metadata: the event was restored from the list on a quarantined node; the store lacked it,
 /// or had it only in its history from before another store was in use.
 pub const META_TAKEN_OVER: &str = "gpuwarden.dev/taken-over";
@@ -176,7 +181,5 @@ pub const META_CONCLUSION: &str = "gpuwarden.dev/conclusion";
 pub const META_EVIDENCE: &str = "gpuwarden.dev/evidence";
 /// Metadata of a conclusion: monitor and check of the fault that it is about.
 pub const META_ANALYSED_CHECK: &str = "gpuwarden.dev/analysed-check";
-/// Metadata: job that the reported error comes from. Equal for all errors of the job.
-pub const META_JOB: &str = "gpuwarden.dev/job";
 /// Metadata: the event was created by `gpuwarden inject`.
 pub const META_INJECTED: &str = "gpuwarden.dev/injected";

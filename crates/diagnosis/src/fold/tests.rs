@@ -137,7 +137,7 @@ fn the_event_says_when_its_reports_were_made() {
 #[test]
 fn what_is_different_passes_at_once() {
     type Edit = fn(&mut HealthEvent);
-    let table: [Edit; 8] = [
+    let table: [Edit; 9] = [
         |event| event.is_fatal = false,
         |event| event.recommended_action = 15,
         |event| event.error_code = vec!["48".into()],
@@ -149,6 +149,11 @@ fn what_is_different_passes_at_once() {
             event
                 .metadata
                 .insert(keys::META_EARLIER_IN_BOOT.into(), "true".into());
+        },
+        |event| {
+            event
+                .metadata
+                .insert(keys::META_JOB.into(), "slurm 42".into());
         },
     ];
     for (index, edit) in table.into_iter().enumerate() {
@@ -170,6 +175,44 @@ fn what_is_different_passes_at_once() {
     });
     bench.take(same, 0, 0);
     assert_eq!(bench.passed(), lines(&[(0, 1)]));
+}
+
+#[test]
+fn reports_of_two_jobs_are_counted_apart_and_end_together() {
+    let of_job = |line, job: Option<&str>| {
+        let mut event = report("0000:b3:00", line);
+        let job = job.map(|job| (keys::META_JOB.to_owned(), job.to_owned()));
+        event.metadata.extend(job);
+        event
+    };
+    let mut bench = Bench::default();
+    let jobs = [Some("ml/a"), Some("ml/b"), None];
+    for (line, job) in (0..).zip(jobs.repeat(3)) {
+        bench.take(of_job(line, job), 0, 0);
+    }
+    // Also over a restart.
+    let text = serde_json::to_string(&bench.fold).unwrap();
+    bench.fold = serde_json::from_str(&text).unwrap();
+    bench.take(healthy("0000:b3:00"), 1, 0);
+    let counted: Vec<_> = bench
+        .out
+        .iter()
+        .filter(|event| !event.is_healthy)
+        .map(|event| {
+            let job = event.metadata.get(keys::META_JOB).map(String::as_str);
+            (job, Sightings::of(event, second(0)).count)
+        })
+        .collect();
+    let of_jobs = [None, Some("ml/a"), Some("ml/b")];
+    let first = jobs.map(|job| (job, 1));
+    let repeats = of_jobs.map(|job| (job, 2));
+    assert_eq!(counted, [first, repeats].concat());
+    // All of them are over.
+    bench.out.clear();
+    bench.tick(60);
+    assert_eq!(bench.out, []);
+    bench.take(of_job(9, jobs[0]), 61, 61);
+    assert_eq!(bench.passed(), lines(&[(9, 1)]));
 }
 
 #[test]
