@@ -41,7 +41,7 @@ pub(super) enum StoreQuestion {
     /// The store is asked to append events of gpuwarden itself, which open or close faults.
     AppendOwn {
         /// Text for the journal once the events are stored.
-        text: String,
+        text: Option<String>,
     },
     /// The store has answered, and the feed has yet to deliver up to this position.
     AwaitFeed(Position),

@@ -141,11 +141,14 @@ impl Look<'_> {
             (Some(StoreQuestion::AppendOwn { text }), Ok(up_to)) => {
                 // The decision follows once the feed has delivered them.
                 self.entry.claim.question = up_to.map(StoreQuestion::AwaitFeed);
-                let note = JournalNote::new(EntryKind::Attention, text);
-                let now = self.state.now;
-                (self.agenda).journal(now, self.name, None, note, Some(Level::Info));
+                if let Some(text) = text {
+                    let note = JournalNote::new(EntryKind::Attention, text);
+                    let now = self.state.now;
+                    (self.agenda).journal(now, self.name, None, note, Some(Level::Info));
+                }
             }
             (Some(StoreQuestion::AppendOwn { .. }), Err(())) => {
+                self.entry.stages.remediation.not_recorded();
                 let at = later(self.state.now, APPEND_RETRY);
                 return self.agenda.wakes.set(self.name, Some(at));
             }

@@ -149,6 +149,8 @@ pub enum Purpose {
     Close,
     /// Open or close the fault that keeps a node out until it has passed its validation.
     Validate,
+    /// Record a repair that has succeeded.
+    Record,
 }
 
 /// An action to be carried out outside.

@@ -20,7 +20,7 @@ use crate::waiting::BrakeState;
 mod departed;
 mod step;
 
-use departed::close_faults_of_gone_machine;
+use departed::{close_dismissed_conclusions, close_faults_of_gone_machine};
 
 /// A node, and the state shared by all nodes, during a look.
 pub(super) struct Look<'a> {
@@ -38,7 +38,10 @@ impl Look<'_> {
     /// missing.
     pub(crate) fn run(&mut self, policy: &Policy) -> bool {
         let applied = self.state.book.applied();
-        if self.entry.awaits_answer(applied) || !close_faults_of_gone_machine(self) {
+        if self.entry.awaits_answer(applied)
+            || !close_faults_of_gone_machine(self)
+            || !close_dismissed_conclusions(self)
+        {
             // The brake must not start the node on the basis of an outdated decision.
             self.brake.remove_waiting(self.name);
             return false; // The answer triggers another look.

@@ -223,9 +223,14 @@ impl<'a> StageRequests<'a> {
         self.agenda.effects.push(effect);
     }
 
-    /// Appends events of gpuwarden itself to the store, and journals `text` once they are
+    /// Appends events of gpuwarden itself to the store, and journals `text`, if any, once they are
     /// stored. Until then nothing is decided about the node.
-    pub(super) fn append(&mut self, events: Vec<HealthEvent>, purpose: Purpose, text: String) {
+    pub(super) fn append(
+        &mut self,
+        events: Vec<HealthEvent>,
+        purpose: Purpose,
+        text: Option<String>,
+    ) {
         let now = self.now;
         let events = events.into_iter().map(|mut event| {
             normalise(&mut event, now);

@@ -175,6 +175,10 @@ pub const META_JOB: &str = "gpuwarden.dev/job";
 /// Metadata: the event was restored from the list on a quarantined node; the store lacked it,
 /// or had it only in its history from before another store was in use.
 pub const META_TAKEN_OVER: &str = "gpuwarden.dev/taken-over";
+/// Metadata of [`CHECK_REPAIRED`]: action of the repair, such as `RESTART_BM`.
+pub const META_REPAIR: &str = "gpuwarden.dev/repair";
+/// Metadata of [`CHECK_REPAIRED`]: key of the attempt, so that two repairs are two events.
+pub const META_REPAIR_KEY: &str = "gpuwarden.dev/repair-attempt";
 /// Metadata: id of the conclusion that the event of the analysis reports, or ends.
 pub const META_CONCLUSION: &str = "gpuwarden.dev/conclusion";
 /// Metadata of a conclusion: ids of the events that it rests on, separated by commas, oldest first.

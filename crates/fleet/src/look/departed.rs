@@ -1,10 +1,12 @@
 //! Closing of faults whose machine is gone: another machine has the node's name, or the cluster
-//! has been without the node for long.
+//! has been without the node for long; and of conclusions that a person has dismissed.
 //!
 //! gpuwarden closes them by events of its own in the store, so that every later reader of the
 //! feed (a restart, `explain`, another consumer) arrives at the same fault book.
 //! `fault/machine.rs` tells two machines apart.
 
+use contract::HealthEvent;
+use contract::keys::ANALYZER_AGENT;
 use jiff::SignedDuration;
 use model::event::MAX_EVENTS;
 use model::fault::MAX_OPEN_FAULTS_PER_NODE;
@@ -16,6 +18,32 @@ use crate::Purpose;
 /// Minimum absence of a node, as observed by this process, before its old faults are dropped: a
 /// deleted node object comes back with the next start of the kubelet.
 const MIN_ABSENCE: SignedDuration = SignedDuration::from_hours(24);
+
+/// Closes the conclusions of the analysis that a person has dismissed: it counts anew from then on.
+/// Returns whether the node can be decided about; false while such a conclusion is still open.
+pub(super) fn close_dismissed_conclusions(look: &mut Look<'_>) -> bool {
+    let Some(dismissal) = look.entry.dismissal(look.state) else {
+        return true;
+    };
+    if !look.state.acts() {
+        return true;
+    }
+    let why = "a person has given the node back";
+    let faults = look.state.book.faults(look.name).iter();
+    let closing: Vec<HealthEvent> = faults
+        .filter(|fault| fault.agent == ANALYZER_AGENT && fault.dismissed(dismissal.up_to))
+        .map(|fault| fault.gone(why, look.state.now))
+        .collect();
+    if closing.is_empty() {
+        return true;
+    }
+    let text = format!(
+        "{why}: {} conclusions of the analysis are closed",
+        closing.len()
+    );
+    look.in_stages(|_, _, requests| requests.append(closing, Purpose::Close, Some(text)));
+    false
+}
 
 /// Closes the faults of a machine that is gone. Returns whether the node can be decided
 /// about; false while such faults are still open.
@@ -54,6 +82,6 @@ pub(super) fn close_faults_of_gone_machine(look: &mut Look<'_>) -> bool {
         return true;
     }
     let text = format!("{why}: its {} earlier faults are closed", closing.len());
-    look.in_stages(|_, _, requests| requests.append(closing, Purpose::Close, text));
+    look.in_stages(|_, _, requests| requests.append(closing, Purpose::Close, Some(text)));
     false
 }

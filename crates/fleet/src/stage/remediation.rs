@@ -16,7 +16,7 @@ use model::node::{HANDED_OVER, NodeView};
 use model::ownership::Ownership;
 use model::resource::ResourceState;
 use policy::Routed;
-use policy::assess::{CountedEvent, Desired};
+use policy::assess::Desired;
 
 use super::managed_resource::{ManagedResource, complete};
 use super::validation::waits_for_quiet;
@@ -30,6 +30,9 @@ use crate::{CreateAnswer, Effect, RemediationResult, ResourceUpdate, Settings};
 use contract::RecommendedAction;
 
 mod journal;
+mod record;
+
+use record::not_worked;
 
 /// State of the remediation of one node.
 #[derive(Debug, Default)]
@@ -49,6 +52,8 @@ pub(crate) struct RemediationState {
     skipped: BTreeSet<String>,
     /// True once the whole node is to be remediated, and not only its drained GPUs.
     whole_node: bool,
+    /// Keys of attempts whose success is recorded as an event.
+    recorded: BTreeSet<String>,
     /// Text for people about what the remediation awaits.
     awaits: Option<String>,
     wake: Option<Timestamp>,
@@ -201,8 +206,12 @@ impl RemediationState {
         if settings.mode == Mode::DryRun && self.object.state == ResourceObservation::Unknown {
             self.object.state = ResourceObservation::Absent;
         }
-        let routes = desired.events.iter().map(CountedEvent::unrepaired_by);
-        let routes: Vec<Option<String>> = routes.map(|one| one.map(Routed::title)).collect();
+        let routes: Vec<Option<String>> = (desired.events.iter())
+            .map(|one| {
+                let route = one.unrepaired_by().map(Routed::title);
+                route.or_else(|| not_worked(&one.event, &desired.events))
+            })
+            .collect();
         let events: Vec<OpenFault<'_>> = (desired.events.iter().zip(&routes))
             .map(|(one, route)| OpenFault {
                 event: &one.event,
@@ -356,6 +365,9 @@ impl Stage for RemediationState {
         let Some((_, own)) = facts.session_on_node() else {
             return ControlFlow::Continue(());
         };
+        if facts.state.acts() && self.record_repairs(facts.name, own, requests) {
+            return ControlFlow::Break(()); // The answer triggers another look.
+        }
         let Some(decision) = self.decide(facts, own, desired) else {
             return ControlFlow::Continue(());
         };
@@ -373,6 +385,7 @@ impl Stage for RemediationState {
         let Some((observed, own)) = facts.session_on_node() else {
             if facts.observed.is_some() {
                 (self.last_mark, self.awaits, self.whole_node) = (None, None, false);
+                self.recorded.clear();
                 self.unsupported.clear();
                 self.skipped.clear();
             }
@@ -425,6 +438,7 @@ impl Stage for RemediationState {
     }
 
     fn answers_lost(&mut self) {
+        self.recorded.clear();
         self.object.answers_lost();
     }
 }

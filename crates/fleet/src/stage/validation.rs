@@ -43,7 +43,7 @@ impl Stage for ValidationState {
         let Some((events, text)) = next_events(facts, desired, &open) else {
             return ControlFlow::Continue(());
         };
-        requests.append(events, Purpose::Validate, text);
+        requests.append(events, Purpose::Validate, Some(text));
         ControlFlow::Break(())
     }
 

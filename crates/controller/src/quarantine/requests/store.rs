@@ -54,6 +54,10 @@ pub(crate) async fn append(
                 "validation_error",
                 "the progress of a validation could not be stored; trying again",
             ),
+            Purpose::Record => (
+                "record_error",
+                "a repair could not be recorded; trying again",
+            ),
         };
         tracing::error!(node, err = %error, "{what}");
         metrics.error(counted);

@@ -16,6 +16,7 @@ use crate::view::NodeState;
 use crate::world::{Fate, LookEffects, Restart, World, event, settings};
 use crate::{FleetInput, PlannedResource, Settings};
 
+mod analysis;
 mod changes;
 mod diagnostics;
 mod simulator;

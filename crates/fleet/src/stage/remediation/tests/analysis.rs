@@ -1,0 +1,94 @@
+//! What the remediation tells the analysis of events, and what it is told by it.
+
+use contract::HealthEvent;
+use model::reporter::Reporter;
+
+use super::*;
+
+/// Returns the ids of the events that record repairs.
+fn repairs(world: &World) -> Vec<String> {
+    let all = world.stored.iter();
+    all.filter(|one| one.event.check_name == keys::CHECK_REPAIRED)
+        .map(|one| one.id.clone())
+        .collect()
+}
+
+/// Returns the conclusion that repairs do not help against the fault of a GPU.
+fn conclusion(gpu: &str) -> HealthEvent {
+    let mut event = event(keys::CHECK_REPAIR_NOT_WORKING, &[("GPU", gpu)], true, false);
+    let fault = super::event("GpuMemWatch", &[], true, false);
+    event.agent = keys::ANALYZER_AGENT.to_owned();
+    event.recommended_action = 5;
+    let check = format!("{}/{}", fault.agent, fault.check_name);
+    let about = (keys::META_ANALYSED_CHECK.to_owned(), check);
+    event.metadata.extend([about]);
+    Reporter::Monitor.note_in(&mut event);
+    event
+}
+
+#[test]
+fn a_repair_that_has_succeeded_is_recorded_once() {
+    let mut world = world();
+    let name = begin(&mut world, 0, 24);
+    assert_eq!(repairs(&world), [""; 0]);
+    set(&mut world, &name, done());
+    world.settle_now();
+    world.settle_now();
+    let recorded = repairs(&world);
+    assert_eq!(recorded.len(), 1);
+    let event = &world
+        .stored
+        .iter()
+        .find(|one| one.id == recorded[0])
+        .unwrap()
+        .event;
+    assert_eq!(event.metadata[keys::META_REPAIR], "RESTART_BM");
+    assert_eq!(world.faults(), 1, "it closes nothing");
+    // A successor does not know that it is stored; the id is the same, so the store does.
+    world.restart(Restart::All);
+    world.settle_now();
+    let again = repairs(&world);
+    assert!(again.len() > 1 && again.iter().all(|id| *id == recorded[0]));
+}
+
+#[test]
+fn a_repair_that_failed_is_not_recorded() {
+    let mut world = world();
+    let name = begin(&mut world, 0, 24);
+    set(&mut world, &name, failed("PermanentFailure"));
+    world.settle_now();
+    assert_eq!(repairs(&world), [""; 0]);
+}
+
+#[test]
+fn what_repairs_do_not_help_against_is_not_repaired_and_a_person_is_asked() {
+    for (gpu, repaired) in [("0", false), ("1", true)] {
+        let mut world = world();
+        fault(&mut world, 0, 24);
+        world.store(conclusion(gpu), world.now);
+        let made = (0..10).any(|_| !world.look(Fate::Made).creations.is_empty());
+        assert_eq!(made, repaired, "GPU {gpu}");
+        if !repaired {
+            assert_eq!(world.phase(), Phase::RemediationFailed);
+            let awaits = awaits(&world);
+            assert!(awaits.starts_with("a person: "), "{awaits}");
+        }
+    }
+}
+
+#[test]
+fn a_person_who_gives_the_node_back_closes_its_conclusions() {
+    let mut world = world();
+    fault(&mut world, 0, 24);
+    world.store(conclusion("0"), world.now);
+    world.settle_now();
+    assert_eq!(world.faults(), 2);
+    world.annotate(keys::RELEASE, "{}");
+    world.settle_now();
+    world.settle_now();
+    assert_eq!(world.faults(), 1, "the fault stays, as dismissed");
+    let last = &world.stored.last().unwrap().event;
+    assert!(last.is_healthy && last.agent == keys::ANALYZER_AGENT);
+    assert!(!last.metadata.contains_key(keys::META_CONCLUSION));
+    assert_eq!(world.phase(), Phase::Idle);
+}
