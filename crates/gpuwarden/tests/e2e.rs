@@ -6,6 +6,8 @@
 
 #[path = "e2e/admission.rs"]
 mod admission;
+#[path = "e2e/analysis.rs"]
+mod analysis;
 #[path = "e2e/apart.rs"]
 mod apart;
 #[path = "e2e/audit.rs"]
