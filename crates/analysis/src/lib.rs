@@ -12,6 +12,7 @@ mod analyzer;
 mod condition;
 mod group;
 mod history;
+pub mod ledger;
 mod load;
 mod rule;
 
