@@ -132,7 +132,7 @@ impl Ledger {
     }
 
     /// Returns the rows of all GPUs, by serial number or UUID.
-    pub fn gpus(&self) -> impl Iterator<Item = (&str, &GpuRow)> {
+    pub fn gpus(&self) -> impl ExactSizeIterator<Item = (&str, &GpuRow)> {
         self.gpus.iter().map(|(key, row)| (key.as_str(), row))
     }
 

@@ -4,6 +4,8 @@
 //! decisions: it keeps the fault book and the sessions of `fleet` up to date with the store and
 //! the cluster, and carries out their effects. [`policy`] loads the rules for the decisions.
 //!
+//! [`ledger`] keeps the history of each GPU, and reports those that a person has marked as bad.
+//!
 //! [`conditions`] reports faults on the nodes, as conditions and Events.
 //!
 //! [`ingest`] accepts reports of agents and central monitors over the network. [`agents`] serves
@@ -16,6 +18,7 @@ pub mod certificate;
 pub mod conditions;
 pub mod ingest;
 pub mod leadership;
+pub mod ledger;
 pub mod pods;
 pub mod policy;
 pub mod quarantine;
@@ -30,6 +33,7 @@ pub fn described_metrics() -> Vec<Group> {
     let mut all = vec![
         Group::new("store", retention::StoreMetrics::described()),
         Group::new("policy", policy::PolicyMetrics::described()),
+        Group::new("ledger", ledger::LedgerMetrics::described()),
         Group::new("conditions", conditions::described_metrics()),
         Group::new("cluster", cluster.chain(api_requests::described())),
         Group::new(
