@@ -72,6 +72,7 @@ impl Health {
             index: lost.index,
             uuid: lost.uuid.clone(),
             pci: lost.pci.clone(),
+            serial: None,
             chassis_serial: None,
         };
         let name = lost.uuid.clone().or_else(|| lost.pci.clone());
