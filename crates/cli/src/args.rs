@@ -40,7 +40,10 @@ pub(crate) use environment::{is_empty, without_empty};
 pub(crate) use gpu_reset::GpuResetArgs;
 pub(crate) use inject::{Inject, InjectArgs, TargetArgs, Via};
 pub(crate) use janitor::JanitorProviderArgs;
-pub(crate) use ledger::{LedgerArgs, LedgerCommand, MarkArg, MarkArgs};
+pub(crate) use ledger::{
+    EvidenceArgs, EvidenceFormat, LedgerArgs, LedgerCommand, MarkArg, MarkArgs, ReportArgs,
+    ReportCommand,
+};
 pub(crate) use network::{DeliveryArgs, IngestArgs};
 pub(crate) use node::{DeviceArgs, GpuArgs, NodeArgs};
 pub(crate) use nodes::{
@@ -164,6 +167,9 @@ pub(crate) enum Command {
                             after two resets'"
     )]
     Ledger(LedgerArgs),
+    /// Write a report for others.
+    #[command(after_help = "Examples:\n  gpuwarden report evidence gpu-7 > gpu-7.html")]
+    Report(ReportArgs),
     /// Pause new quarantines in a cluster for a time; nodes that are out of service still return.
     #[command(
         after_help = "Examples:\n  gpuwarden pause --for 2h --reason 'driver roll-out'\n  gpuwarden resume"

@@ -23,6 +23,7 @@ mod policy;
 mod progress;
 mod release;
 mod replay;
+mod report;
 mod simulate;
 mod status;
 pub(crate) mod store;
@@ -74,6 +75,7 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         Command::Simulate(args) => simulate::execute(&args),
         Command::WhyNot(args) => why_not::execute(&args, given).await,
         Command::Ledger(args) => ledger::execute(&args).await,
+        Command::Report(args) => report::execute(&args.what).await,
         Command::Pause(args) => pause::pause(args, given).await,
         Command::Resume(args) => pause::resume(args).await,
         Command::Store(args) => store::execute(&args),

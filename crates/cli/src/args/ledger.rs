@@ -1,4 +1,4 @@
-//! The arguments of `ledger`.
+//! The arguments of `ledger` and `report`.
 
 use std::path::PathBuf;
 
@@ -61,4 +61,42 @@ pub(crate) enum MarkArg {
     Rma,
     /// The GPU may be used; ends the other two.
     Good,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ReportArgs {
+    #[command(subcommand)]
+    pub what: ReportCommand,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum ReportCommand {
+    /// Write the evidence about a GPU or node in one file, for a claim or a return to the vendor:
+    /// times, log lines, readings, repairs and validations. The SHA-256 of the file goes to
+    /// standard error.
+    #[command(
+        after_help = "Examples:\n  gpuwarden report evidence gpu-7 > gpu-7.html\n  gpuwarden report \
+                            evidence 1654921000123 -o json > 1654921000123.json"
+    )]
+    Evidence(EvidenceArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct EvidenceArgs {
+    /// GPU, by serial number or UUID, or node.
+    #[arg(value_name = "NODE|SERIAL")]
+    pub name: String,
+    /// Format of the file.
+    #[arg(short, long, value_enum, default_value_t = EvidenceFormat::Html)]
+    pub output: EvidenceFormat,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EvidenceFormat {
+    /// Page that needs no other file, for people.
+    Html,
+    /// JSON for programs.
+    Json,
 }
