@@ -6,7 +6,7 @@
 
 use analysis::ledger::{GpuRow, PastFault};
 use console::api::{EventView, Explain, LedgerEntry, TimelineEntry, TimelineKind};
-use contract::{HealthEvent, json, keys};
+use contract::{HealthEvent, effective_action_name, json, keys};
 use jiff::Timestamp;
 use model::attempt::{Attempt, DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 use model::journal::EntryKind;
@@ -180,7 +180,28 @@ impl Evidence {
                     .push(Ticket::of(fault, part, &outages, hardware(&fault.node))?);
             }
             let new = evidence.tickets.iter().skip(before);
-            let sessions: Vec<&str> = new.filter_map(|one| one.session.as_deref()).collect();
+            let mut sessions: Vec<&str> = new.filter_map(|one| one.session.as_deref()).collect();
+            // Outages for another reason, such as a conclusion from many events.
+            let mut others = Vec::new();
+            for outage in outages
+                .iter()
+                .filter(|one| !sessions.contains(&one.session))
+            {
+                let mut events = part.events.iter();
+                let Some(view) = events.find(|view| view.event["id"] == *outage.session) else {
+                    continue;
+                };
+                let event = json::from_value(view.event.clone())?;
+                if gpu.is_none_or(|gpu| names(&event, &gpu.row)) {
+                    let fault = fault_of(&event, view.created_at);
+                    others.push(Ticket::of(&fault, part, &outages, hardware(&part.name))?);
+                }
+            }
+            sessions.extend(outages.iter().map(|one| one.session).filter(|session| {
+                others
+                    .iter()
+                    .any(|one| one.session.as_deref() == Some(session))
+            }));
             let concerns = |entry: &&&TimelineEntry| {
                 let session = session_of(entry);
                 gpu.is_none() || session.is_some_and(|session| sessions.contains(&session))
@@ -190,6 +211,7 @@ impl Evidence {
                 entry: (*entry).clone(),
             });
             evidence.journal.extend(lines);
+            evidence.tickets.extend(others);
             for view in &part.events {
                 let event = json::from_value(view.event.clone())?;
                 if gpu.is_none_or(|gpu| names(&event, &gpu.row)) {
@@ -288,6 +310,21 @@ impl Ticket {
             diagnostics: of_group(DIAGNOSTICS_GROUP),
             session: outage.map(|outage| outage.session.to_owned()),
         })
+    }
+}
+
+/// Returns the fault that an event reports.
+fn fault_of(event: &HealthEvent, accepted: Timestamp) -> PastFault {
+    let observed = event.generated_timestamp.and_then(json::timestamp);
+    PastFault {
+        last: accepted,
+        first: observed.map_or(accepted, |at| at.min(accepted)),
+        node: event.node_name.clone(),
+        check: event.check_name.clone(),
+        code: event.error_code.join(","),
+        fatal: event.is_fatal,
+        action: effective_action_name(event).into_owned(),
+        event: event.id.clone(),
     }
 }
 

@@ -161,6 +161,30 @@ fn a_ticket_has_the_times_and_names_that_a_claim_needs() {
 }
 
 #[test]
+fn an_outage_for_a_conclusion_is_a_ticket_too() {
+    let mut material = material();
+    let mut known_bad = event("17", false, "marked as bad", 590);
+    known_bad.event.check_name = keys::CHECK_KNOWN_BAD_GPU.to_owned();
+    known_bad.event.id = "other".to_owned();
+    material.nodes[0]
+        .events
+        .push(EventView::of(&known_bad, None));
+    let evidence = Evidence::of(&material).unwrap();
+    let faults: Vec<&str> = evidence
+        .tickets
+        .iter()
+        .map(|one| one.fault.as_str())
+        .collect();
+    assert_eq!(faults, ["SysLogsXIDError 79", "KnownBadGPU 79"]);
+    let ticket = &evidence.tickets[1];
+    assert_eq!(
+        (ticket.out_of_service_at, ticket.closed_at),
+        (Some(at(600)), None)
+    );
+    assert_eq!(evidence.journal.len(), 7);
+}
+
+#[test]
 fn what_retention_has_deleted_is_said() {
     let mut material = material();
     material.nodes[0].events.clear();
