@@ -232,7 +232,9 @@ impl Ledger {
                 provider_id: provider_id.clone(),
             });
             self.change(&gpu, |row| {
-                seen.into_iter().for_each(|seen| row.see(seen));
+                if let Some(seen) = seen {
+                    row.see(seen);
+                }
                 row.history.record(record);
             });
         }
@@ -364,7 +366,15 @@ impl Ledger {
             return Some((why, mark.at));
         }
         let (other, at) = self.successor(key, node, &reported.slot)?;
-        (at > reported.at).then(|| (format!("Another GPU, {other}, is in its slot"), at))
+        if at <= reported.at {
+            return None;
+        }
+        // Since when, which stays the same while it is seen there.
+        let places = self.gpus.get(other).map(|row| row.places.as_slice());
+        let mut places = places.unwrap_or_default().iter();
+        let since = places.rfind(|place| place.node == node && place.slot == reported.slot);
+        let why = format!("Another GPU, {other}, is in its slot");
+        Some((why, since.map_or(at, |place| place.from)))
     }
 
     fn make_room_for_gpu(&mut self, key: &str) {

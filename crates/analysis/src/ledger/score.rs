@@ -69,7 +69,8 @@ impl Score {
         let mut terms: Vec<ScoreTerm> = faults.chain(repairs).map(term).collect();
         terms.sort_by(|one, other| (other.at, &other.what).cmp(&(one.at, &one.what)));
         Self {
-            value: terms.iter().map(|term| term.value).sum(),
+            // An empty sum is -0.0.
+            value: terms.iter().fold(0.0, |sum, term| sum + term.value),
             terms,
         }
     }

@@ -33,11 +33,7 @@ async fn evidence(args: &EvidenceArgs) -> anyhow::Result<u8> {
     };
     text.push('\n');
     output::part(&text)?;
-    let sum: String = Sha256::digest(&text)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    output::note(&format!("sha256 {sum}"));
+    output::note(&format!("sha256 {:x}", Sha256::digest(&text)));
     Ok(EXIT_OK)
 }
 

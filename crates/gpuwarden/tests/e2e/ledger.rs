@@ -94,11 +94,8 @@ impl Tests {
         let args = ["report", "evidence", name, "-o", format];
         let output = self.product.client(args).await?;
         output.expect(0)?;
-        let sum: String = Sha256::digest(&output.stdout)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        assert_eq!(output.stderr, format!("sha256 {sum}\n"));
+        let sum = Sha256::digest(&output.stdout);
+        assert_eq!(output.stderr, format!("sha256 {sum:x}\n"));
         Ok(output.stdout)
     }
 }

@@ -4,7 +4,7 @@
 //! of repairs of GPU clouds ask for: the times of open, update and close, the durable id of the
 //! hardware, category, fault, action, and the date of a hand-over.
 
-use analysis::ledger::{GpuRow, PastFault};
+use analysis::ledger::{GpuRow, PastFault, real_name};
 use console::api::{EventView, Explain, LedgerEntry, TimelineEntry, TimelineKind};
 use contract::{HealthEvent, effective_action_name, json, keys};
 use jiff::Timestamp;
@@ -76,8 +76,8 @@ pub(super) struct Ticket {
     /// Id: that of the event that reported the fault first.
     pub(super) id: String,
     pub(super) node: String,
-    /// Durable id of the hardware: the GPU's serial number or UUID, else the cloud's id of the node,
-    /// else its name.
+    /// Durable id of the hardware: the GPU's serial number or UUID, else the cloud's id of the node, else
+    /// the node's name.
     pub(super) hardware_id: String,
     /// Component class, such as `GPU`; empty if the event is deleted.
     pub(super) category: String,
@@ -146,10 +146,13 @@ impl Evidence {
             (Some(gpu), _) => Some(&gpu.row.history),
             (None, node) => node.map(|node| &node.row.history),
         };
-        let hardware = |name: &str| match (gpu, node) {
-            (Some(gpu), _) => gpu.short.id.clone(),
-            (None, Some(node)) if !node.row.provider_id.is_empty() => node.row.provider_id.clone(),
-            (None, _) => name.to_owned(),
+        let hardware = |part: &NodeMaterial, id: &str| {
+            let gpu = gpu.map(|gpu| gpu.short.id.clone());
+            let of_event = || part.events.iter().find(|view| view.event["id"] == *id);
+            let provider = node.map(|node| node.row.provider_id.clone());
+            gpu.or_else(|| gpu_of(of_event()?))
+                .or_else(|| provider.filter(|id| !id.is_empty()))
+                .unwrap_or_else(|| part.name.clone())
         };
         let mut evidence = Self {
             format: FORMAT,
@@ -175,9 +178,12 @@ impl Evidence {
             let faults = history.iter().flat_map(|history| &history.faults);
             let before = evidence.tickets.len();
             for fault in faults.filter(|fault| fault.node == part.name) {
-                evidence
-                    .tickets
-                    .push(Ticket::of(fault, part, &outages, hardware(&fault.node))?);
+                evidence.tickets.push(Ticket::of(
+                    fault,
+                    part,
+                    &outages,
+                    hardware(part, &fault.event),
+                )?);
             }
             let new = evidence.tickets.iter().skip(before);
             let mut sessions: Vec<&str> = new.filter_map(|one| one.session.as_deref()).collect();
@@ -194,7 +200,12 @@ impl Evidence {
                 let event = json::from_value(view.event.clone())?;
                 if gpu.is_none_or(|gpu| names(&event, &gpu.row)) {
                     let fault = fault_of(&event, view.created_at);
-                    others.push(Ticket::of(&fault, part, &outages, hardware(&part.name))?);
+                    others.push(Ticket::of(
+                        &fault,
+                        part,
+                        &outages,
+                        hardware(part, &fault.event),
+                    )?);
                 }
             }
             sessions.extend(outages.iter().map(|one| one.session).filter(|session| {
@@ -343,6 +354,13 @@ fn recovery(fault: &PastFault, part: &NodeMaterial) -> anyhow::Result<Option<Tim
         }
     }
     Ok(None)
+}
+
+/// Returns the serial number or UUID of the GPU that an event names.
+fn gpu_of(view: &EventView) -> Option<String> {
+    let names = [keys::META_GPU_SERIAL, keys::META_GPU_UUID];
+    let names = names.map(|key| view.event["metadata"][key].as_str());
+    names.into_iter().flatten().find_map(real_name)
 }
 
 fn is_journal(entry: &TimelineEntry) -> bool {

@@ -148,7 +148,7 @@ fn ticket_table(ticket: &Ticket) -> String {
         ("Diagnostics", attempts(&ticket.diagnostics)),
     ];
     let rows = rows.iter().filter(|(_, value)| !value.is_empty());
-    let rows: String = rows
+    let rows: Vec<String> = rows
         .map(|(head, value)| {
             format!(
                 "<tr><th>{head}</th><td class=\"text\">{}</td></tr>\n",
@@ -156,7 +156,7 @@ fn ticket_table(ticket: &Ticket) -> String {
             )
         })
         .collect();
-    format!("<table>\n{rows}</table>\n")
+    format!("<table>\n{}</table>\n", rows.concat())
 }
 
 fn attempt(attempt: &Attempt) -> String {
@@ -181,7 +181,10 @@ fn event_row(view: &EventView) -> Vec<String> {
     let codes = view.event["errorCode"].as_array();
     let codes = codes.map_or_else(String::new, |codes| {
         let codes = codes.iter().filter_map(|code| code.as_str());
-        codes.map(|code| format!(" {code}")).collect()
+        codes
+            .map(|code| format!(" {code}"))
+            .collect::<Vec<_>>()
+            .concat()
     });
     let metadata = view.event["metadata"].as_object();
     let metadata = metadata.map_or_else(Vec::new, |entries| {
@@ -219,12 +222,13 @@ fn section(
     if rows.is_empty() {
         return;
     }
-    let heads: String = heads
+    let heads: Vec<String> = heads
         .iter()
         .map(|head| format!("<th>{head}</th>"))
         .collect();
     page.push_str(&format!(
-        "<h2>{title}</h2>\n<table>\n<tr>{heads}</tr>\n{}</table>\n",
+        "<h2>{title}</h2>\n<table>\n<tr>{}</tr>\n{}</table>\n",
+        heads.concat(),
         rows.concat()
     ));
 }

@@ -227,8 +227,14 @@ fn a_node_has_all_its_events_and_the_id_of_its_provider() {
         }),
     });
     let evidence = Evidence::of(&material).unwrap();
-    assert_eq!(evidence.tickets[0].hardware_id, "aws:///z1/i-0");
+    assert_eq!(
+        evidence.tickets[0].hardware_id, "17",
+        "the GPU, since the event names it"
+    );
     assert_eq!((evidence.events.len(), evidence.journal.len()), (3, 7));
+    material.nodes[0].events.clear();
+    let evidence = Evidence::of(&material).unwrap();
+    assert_eq!(evidence.tickets[0].hardware_id, "aws:///z1/i-0");
 }
 
 #[test]
