@@ -400,7 +400,10 @@ fn a_score_halves_with_the_half_life_and_shows_its_terms() {
         [("SysLogsXIDError 79", 1.0), ("GpuPowerWatch 79", 0.2)]
     );
     let none = Score::of(&FaultHistory::default(), later);
-    assert_eq!((format!("{:.2}", none.value), none.terms), ("0.00".to_owned(), vec![]));
+    assert_eq!(
+        (format!("{:.2}", none.value), none.terms),
+        ("0.00".to_owned(), vec![])
+    );
 }
 
 #[test]
