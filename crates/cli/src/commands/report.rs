@@ -61,9 +61,8 @@ async fn gather(client: &Client, name: &str) -> anyhow::Result<Material> {
         let path = format!("/api/v1/nodes/{}/explain", query(&node));
         let story: anyhow::Result<Explain> = client.get(&path).await;
         let story = match (story, &entry) {
-            (Ok(story), _) => Some(story),
-            // A node that is gone, and whose events are deleted.
-            (Err(_), Ok(_)) => None,
+            (Ok(story), _) => Ok(story),
+            (Err(error), Ok(_)) => Err(format!("{error:#}")),
             // Neither the ledger nor anybody else knows the name.
             (Err(error), Err(_)) => return Err(error),
         };

@@ -42,8 +42,9 @@ pub(super) struct NodeMaterial {
     pub(super) name: String,
     /// Newest events, oldest first.
     pub(super) events: Vec<EventView>,
-    /// Story of the node, unless neither the cluster nor an event knows the node any longer.
-    pub(super) story: Option<Explain>,
+    /// Story of the node, or the error of the request: a node that is gone, and whose events are
+    /// deleted, has none.
+    pub(super) story: Result<Explain, String>,
 }
 
 /// The report.
@@ -170,6 +171,12 @@ impl Evidence {
                 let name = &part.name;
                 evidence.remarks.push(format!(
                     "{name} has more than {NEWEST_EVENTS} events: the older ones are left out"
+                ));
+            }
+            if let Err(error) = &part.story {
+                evidence.remarks.push(format!(
+                    "the decisions about {} are not known: {error}",
+                    part.name
                 ));
             }
             let entries = part.story.iter().flat_map(|story| &story.entries);

@@ -114,7 +114,7 @@ fn material() -> Material {
         nodes: vec![NodeMaterial {
             name: "n1".to_owned(),
             events: records.iter().map(|one| EventView::of(one, None)).collect(),
-            story: Some(story),
+            story: Ok(story),
         }],
     }
 }
@@ -188,22 +188,27 @@ fn an_outage_for_a_conclusion_is_a_ticket_too() {
 fn what_retention_has_deleted_is_said() {
     let mut material = material();
     material.nodes[0].events.clear();
-    material.nodes[0].story = None;
+    material.nodes[0].story = Err("no such node".to_owned());
     let evidence = Evidence::of(&material).unwrap();
     let ticket = &evidence.tickets[0];
     assert_eq!(
         (ticket.fault_at, ticket.opened_at, ticket.closed_at),
         (at(10), None, None)
     );
-    assert_eq!(evidence.remarks.len(), 1);
+    assert_eq!(evidence.remarks.len(), 2);
     let page = html::page(&evidence).unwrap();
-    assert!(page.contains("events of some faults are deleted"), "{page}");
+    for part in [
+        "events of some faults are deleted",
+        "n1 are not known: no such node",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
 }
 
 #[test]
 fn without_an_outage_the_recovery_closes_a_ticket() {
     let mut material = material();
-    material.nodes[0].story = None;
+    material.nodes[0].story = Err("no such node".to_owned());
     let evidence = Evidence::of(&material).unwrap();
     assert_eq!(evidence.tickets[0].closed_at, Some(at(501)));
     assert_eq!(evidence.tickets[0].session, None);
