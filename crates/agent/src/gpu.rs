@@ -8,6 +8,7 @@
 
 mod dcgm;
 mod event;
+mod inventory;
 pub mod metadata;
 mod metrics;
 pub mod probe;
@@ -173,6 +174,9 @@ struct GpuMemory {
     health: Remembered,
     /// Time of each GPU's last XID that was reported and not closed, by UUID.
     xids: BTreeMap<String, Timestamp>,
+    /// Address and serial number of each GPU as reported since the boot, by UUID.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    inventory: BTreeMap<String, (String, Option<String>)>,
     /// Last critical XID of each GPU that is not ready, by UUID.
     not_ready: BTreeMap<String, Critical>,
     /// True if a fault was reported that DCGM does not answer.
@@ -413,6 +417,7 @@ impl GpuMonitor {
         let memory = self.reporter.memory_mut();
         memory.xids.clear();
         memory.not_ready.clear();
+        memory.inventory.clear();
     }
 
     /// Processes the readings of a poll.
@@ -427,6 +432,7 @@ impl GpuMonitor {
             detail(&self.inventory, self.library.as_deref())
         ));
         self.metrics.show(&self.inventory, readings);
+        self.report_inventory();
         let elapsed = self.started.elapsed();
         let changes = self.health.take(&self.inventory, readings, elapsed);
         self.report_changes(&changes);

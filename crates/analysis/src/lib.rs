@@ -14,6 +14,7 @@ mod finding;
 mod group;
 mod history;
 mod index;
+pub mod ledger;
 mod load;
 mod rule;
 

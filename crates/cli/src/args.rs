@@ -12,6 +12,7 @@ mod environment;
 mod gpu_reset;
 mod inject;
 mod janitor;
+mod ledger;
 mod network;
 mod node;
 mod nodes;
@@ -39,6 +40,10 @@ pub(crate) use environment::{is_empty, without_empty};
 pub(crate) use gpu_reset::GpuResetArgs;
 pub(crate) use inject::{Inject, InjectArgs, TargetArgs, Via};
 pub(crate) use janitor::JanitorProviderArgs;
+pub(crate) use ledger::{
+    EvidenceArgs, EvidenceFormat, LedgerArgs, LedgerCommand, MarkArg, MarkArgs, ReportArgs,
+    ReportCommand,
+};
 pub(crate) use network::{DeliveryArgs, IngestArgs};
 pub(crate) use node::{DeviceArgs, GpuArgs, NodeArgs};
 pub(crate) use nodes::{
@@ -154,6 +159,17 @@ pub(crate) enum Command {
         after_help = "Examples:\n  gpuwarden why-not gpu-7\n  gpuwarden why-not gpu-7 -o json"
     )]
     WhyNot(ExplainArgs),
+    /// Show the history of GPUs: places, faults, repairs, and which are known to be bad.
+    #[command(
+        args_conflicts_with_subcommands = true,
+        after_help = "Examples:\n  gpuwarden ledger\n  gpuwarden ledger 1654921000123\n  gpuwarden \
+                            ledger gpu-7 -o json\n  gpuwarden ledger mark 1654921000123 bad --reason 'XID 79 \
+                            after two resets'"
+    )]
+    Ledger(LedgerArgs),
+    /// Write a report for others.
+    #[command(after_help = "Examples:\n  gpuwarden report evidence gpu-7 > gpu-7.html")]
+    Report(ReportArgs),
     /// Pause new quarantines in a cluster for a time; nodes that are out of service still return.
     #[command(
         after_help = "Examples:\n  gpuwarden pause --for 2h --reason 'driver roll-out'\n  gpuwarden resume"

@@ -15,6 +15,7 @@ mod garbled;
 mod gpu_reset;
 mod inject;
 mod journal_json;
+mod ledger;
 mod man_pages;
 mod no_text;
 mod pause;
@@ -22,6 +23,7 @@ mod policy;
 mod progress;
 mod release;
 mod replay;
+mod report;
 mod simulate;
 mod status;
 pub(crate) mod store;
@@ -72,6 +74,8 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         Command::Replay(args) => replay::execute(&args),
         Command::Simulate(args) => simulate::execute(&args),
         Command::WhyNot(args) => why_not::execute(&args, given).await,
+        Command::Ledger(args) => ledger::execute(&args).await,
+        Command::Report(args) => report::execute(&args.what).await,
         Command::Pause(args) => pause::pause(args, given).await,
         Command::Resume(args) => pause::resume(args).await,
         Command::Store(args) => store::execute(&args),

@@ -69,6 +69,12 @@ impl StreamedList {
     }
 }
 
+/// Writes a line about the output to standard error.
+pub(crate) fn note(text: &str) {
+    // A closed standard error is no reason to fail.
+    drop(writeln!(io::stderr().lock(), "{text}"));
+}
+
 /// Writes a warning to standard error.
 pub(crate) fn warning(text: &str) {
     let head = paint("warning", Colour::Yellow, io::stderr().is_terminal());

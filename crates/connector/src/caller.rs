@@ -106,9 +106,11 @@ impl Caller {
     }
 
     /// Returns true if the caller may set a metadata key: keys under `gpuwarden.dev/` are for
-    /// gpuwarden's own processes, and for `gpuwarden inject`, which an operator runs.
+    /// gpuwarden's own processes, and for `gpuwarden inject`, which an operator runs. A node speaks
+    /// for itself only, and a mark of the ledger is about a GPU on any node.
     fn may_write(&self, key: &str) -> bool {
         match self {
+            Self::Node(_) if key == keys::META_LEDGER_MARK => false,
             // Agents without TLS, for evaluation, have the same rights as others.
             Self::Monitor | Self::Node(_) | Self::Anybody => true,
             Self::Local(peer) if peer.is_operator => true,
@@ -229,6 +231,11 @@ mod tests {
             assert_eq!(event.metadata[keys::META_REPORTED_BY], reporter);
             assert_eq!(event.metadata.len(), left + 1, "{caller}: {event:?}");
         }
+        let mut marked = HealthEvent::default();
+        let mark = (keys::META_LEDGER_MARK.to_owned(), "good".to_owned());
+        marked.metadata.extend([mark]);
+        assert_eq!(local(true).sign(&mut marked.clone()), 0);
+        assert_eq!(Caller::Node("n1".into()).sign(&mut marked), 1, "{marked:?}");
         // A central monitor may report on behalf of a pod, with the pod's authority.
         let mut brought = HealthEvent::default();
         pod("n1").sign(&mut brought);

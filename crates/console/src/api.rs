@@ -1,6 +1,7 @@
 //! JSON types of the API, including their field names. The command line uses the same types.
 
 mod gpus;
+mod ledger;
 
 use std::collections::BTreeMap;
 
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use gpus::{GpuConditionView, GpuView};
+pub use ledger::{GpuEntry, LedgerEntry, LedgerGpu, LedgerNode, LedgerView, NodeEntry};
 
 /// Response of `/api/v1/status`: the current state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

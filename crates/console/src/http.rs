@@ -11,6 +11,7 @@ mod error;
 mod events;
 mod guard;
 mod health;
+mod ledger;
 mod node;
 mod page;
 mod query;
@@ -100,6 +101,8 @@ const SERVED: &[&str] = &[
     "/api/v1/events",
     "/api/v1/nodes/NAME/explain",
     "/api/v1/nodes/NAME/why-not",
+    "/api/v1/ledger",
+    "/api/v1/ledger/NAME",
     "/api/v1/stream",
     "/metrics",
     "/healthz",
@@ -113,6 +116,8 @@ fn routes(app: App, check_host: CheckHost) -> Router {
         .route("/api/v1/events", get(events::events))
         .route("/api/v1/nodes/{name}/explain", get(node::explain))
         .route("/api/v1/nodes/{name}/why-not", get(node::why_not))
+        .route("/api/v1/ledger", get(ledger::ledger))
+        .route("/api/v1/ledger/{name}", get(ledger::entry))
         .route("/api/v1/stream", get(changes::stream))
         .route("/metrics", get(health::metrics))
         .route("/healthz", get(health::healthz))

@@ -5,6 +5,8 @@
 mod browser;
 #[path = "console/hostile.rs"]
 mod hostile;
+#[path = "console/ledger.rs"]
+mod ledger;
 #[path = "console/page.rs"]
 mod page;
 #[path = "console/roles.rs"]

@@ -5,6 +5,7 @@
 //! the cluster, and carries out their effects. [`policy`] loads the rules for the decisions.
 //!
 //! [`analysis`] concludes from many events, and reports each conclusion as an event.
+//! [`ledger`] keeps the history of each GPU, and reports those that a person has marked as bad.
 //!
 //! [`conditions`] reports faults on the nodes, as conditions and Events.
 //!
@@ -19,6 +20,7 @@ pub mod certificate;
 pub mod conditions;
 pub mod ingest;
 pub mod leadership;
+pub mod ledger;
 pub mod pods;
 pub mod policy;
 pub mod quarantine;
@@ -35,6 +37,7 @@ pub fn described_metrics() -> Vec<Group> {
         Group::new("store", retention::StoreMetrics::described()),
         Group::new("policy", policy::PolicyMetrics::described()),
         analysis::described_metrics(),
+        Group::new("ledger", ledger::LedgerMetrics::described()),
         Group::new("conditions", conditions::described_metrics()),
         Group::new("cluster", cluster.chain(api_requests::described())),
         Group::new(

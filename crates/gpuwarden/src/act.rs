@@ -11,6 +11,7 @@ use console::{Console, ControllerPart, LeadershipSource, UnhealthyGpuSource};
 use controller::analysis::{Analysis, AnalysisConfig, RulesFollower};
 use controller::api_requests;
 use controller::conditions::{self, Board, Reporter};
+use controller::ledger::LedgerKeeper;
 use controller::quarantine::{Owns, Quarantine, QuarantineConfig};
 use controller::retention::Retention;
 use devices::DeviceApi;
@@ -100,6 +101,8 @@ impl Acting<'_> {
             max_bytes: self.settings.store_size,
             clock: CLOCK,
         };
+        let connector = self.intake.connector.clone();
+        let ledger = LedgerKeeper::new(Arc::clone(&self.store), connector, CLOCK, &self.metrics);
         let fleet = handles.view.clone();
         let mut damage = self.store.damage();
         let metrics = self.metrics.clone();
@@ -117,6 +120,7 @@ impl Acting<'_> {
                     Box::pin(async move { questions.why_not(node).await })
                 }),
                 unhealthy_gpus,
+                ledger: ledger.ledger(),
                 store: self.store,
                 forwarding: self.intake.forwarding,
             }),
@@ -131,6 +135,7 @@ impl Acting<'_> {
         let page = console::serve(page, console, done.clone());
         tasks.worker("the page", async move { drop(page.await) });
         tasks.writer("the quarantine", quarantine.run(done.clone()));
+        tasks.worker("the ledger of GPUs", ledger.run(done.clone()));
         tasks.worker("the journal", handles.journal.run());
         tasks.worker("the statuses of events", handles.statuses.run());
         if let Some(reporter) = reporter {

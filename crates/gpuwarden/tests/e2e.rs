@@ -60,6 +60,8 @@ mod kubectl;
 mod late;
 #[path = "e2e/leader.rs"]
 mod leader;
+#[path = "e2e/ledger.rs"]
+mod ledger;
 #[path = "e2e/machines.rs"]
 mod machines;
 #[path = "e2e/monitoring.rs"]

@@ -45,6 +45,25 @@ pub(super) fn of(
     event
 }
 
+/// Returns the event that a GPU is in this machine, which neither opens nor closes a fault. `blank` is
+/// an event of [`keys::CHECK_GPU_INVENTORY`].
+pub(super) fn inventory(
+    gpu: &Gpu,
+    driver_version: Option<&str>,
+    blank: HealthEvent,
+) -> HealthEvent {
+    let known = GpuNames::from(gpu);
+    let mut event = HealthEvent {
+        is_healthy: true,
+        message: format!("{} is in this machine", gpu.product),
+        entities_impacted: of_names(names(Some(&known)).into_iter()),
+        processing_strategy: ProcessingStrategy::StoreOnly as i32,
+        ..blank
+    };
+    add_names(&mut event, Some(&known), driver_version);
+    event
+}
+
 /// Returns the event that a GPU is healthy again. `blank` is an event of the check.
 pub(super) fn recovery(gpu: &Gpu, message: &str, blank: HealthEvent) -> HealthEvent {
     let names = [
@@ -120,6 +139,10 @@ pub(super) fn add_names(
         (keys::META_GPU_INDEX, gpu.map(|gpu| gpu.index.to_string())),
         (keys::META_GPU_UUID, gpu.and_then(|gpu| gpu.uuid.clone())),
         (
+            keys::META_GPU_SERIAL,
+            gpu.and_then(|gpu| gpu.serial.clone()),
+        ),
+        (
             keys::META_CHASSIS_SERIAL,
             gpu.and_then(|gpu| gpu.chassis_serial.clone()),
         ),
@@ -132,11 +155,7 @@ pub(super) fn add_names(
 }
 
 fn entities(change: &ProblemChange) -> Vec<Entity> {
-    let gpu = change.gpu.as_ref();
-    let names = [
-        (keys::ENTITY_GPU, gpu.map(|gpu| gpu.index.to_string())),
-        (keys::ENTITY_PCI, gpu.and_then(|gpu| gpu.pci.clone())),
-        (keys::ENTITY_GPU_UUID, gpu.and_then(|gpu| gpu.uuid.clone())),
+    let parts = [
         (
             keys::ENTITY_NVLINK,
             change.link.map(|link| link.to_string()),
@@ -146,11 +165,25 @@ fn entities(change: &ProblemChange) -> Vec<Entity> {
             change.switch.map(|switch| switch.to_string()),
         ),
     ];
+    let gpu = names(change.gpu.as_ref()).into_iter();
+    of_names(gpu.chain(parts))
+}
+
+/// Returns the types and values of a GPU's names.
+fn names(gpu: Option<&GpuNames>) -> [(&'static str, Option<String>); 3] {
+    [
+        (keys::ENTITY_GPU, gpu.map(|gpu| gpu.index.to_string())),
+        (keys::ENTITY_PCI, gpu.and_then(|gpu| gpu.pci.clone())),
+        (keys::ENTITY_GPU_UUID, gpu.and_then(|gpu| gpu.uuid.clone())),
+    ]
+}
+
+fn of_names(names: impl Iterator<Item = (&'static str, Option<String>)>) -> Vec<Entity> {
     let entity = |(kind, value): (&str, Option<String>)| {
         Some(Entity {
             entity_type: kind.to_owned(),
             entity_value: value?,
         })
     };
-    names.into_iter().filter_map(entity).collect()
+    names.filter_map(entity).collect()
 }

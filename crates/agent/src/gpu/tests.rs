@@ -20,6 +20,7 @@ use monitor::WINDOW;
 
 mod dcgm;
 mod driver;
+mod inventory;
 mod ready;
 mod seen;
 mod starts;
@@ -63,6 +64,7 @@ fn gpu(index: u32) -> Gpu {
         index,
         uuid: format!("GPU-{index}"),
         pci: format!("0000:b{index}:00.0"),
+        serial: Some(format!("S{index}")),
         chassis_serial: Some("C1".to_owned()),
         slowdown_margin_c: Some(-2),
         ..Gpu::default()
@@ -178,8 +180,14 @@ impl Bench {
         running.end().await;
     }
 
-    /// Returns the stored events, oldest first.
+    /// Returns the stored events, oldest first, without those that only name GPUs.
     async fn stored(&self) -> Vec<HealthEvent> {
+        let mut events = self.all_stored().await;
+        events.retain(|event| event.check_name != keys::CHECK_GPU_INVENTORY);
+        events
+    }
+
+    async fn all_stored(&self) -> Vec<HealthEvent> {
         let mut records = self.store.events(EventQuery::default()).await.unwrap();
         records.reverse();
         records.into_iter().map(|record| record.event).collect()
@@ -277,6 +285,7 @@ async fn a_problem_and_its_end_are_events_in_the_form_of_the_contract() {
         ("gpu_uuid", "GPU-1"),
         ("driver_version", "580.65.06"),
         ("chassis_serial", "C1"),
+        ("gpu_serial", "S1"),
         ("severity", "RESET"),
         (
             "gpuwarden.dev/meaning",
@@ -414,6 +423,7 @@ fn a_gpu_without_a_name_cannot_be_reset_alone() {
         index: 1,
         uuid: Some("GPU-1".to_owned()),
         pci: None,
+        serial: None,
         chassis_serial: None,
     };
     let change = ProblemChange {

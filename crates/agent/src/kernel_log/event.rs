@@ -165,10 +165,12 @@ fn metadata(context: &Context<'_>) -> BTreeMap<String, String> {
     let flag = |is: bool| is.then(|| "true".to_owned());
     let from_user_space = record.facility.is_some_and(|facility| facility != 0);
     let pci = finding.pci.as_deref();
-    let index = context.machine.and_then(|machine| {
-        let at_address = || pci.and_then(|pci| machine.gpu_at(pci)?.index);
-        finding.gpu_index.or_else(at_address)
+    let gpu = context.machine.and_then(|machine| {
+        let of_uuid = finding.gpu_uuid.as_deref();
+        let of_uuid = of_uuid.and_then(|uuid| machine.gpu_with_uuid(uuid));
+        of_uuid.or_else(|| machine.gpu_at(pci?))
     });
+    let index = finding.gpu_index.or_else(|| gpu?.index);
     let version = context.machine.and_then(MachineGpus::driver_version);
     let own = [
         (keys::META_BOOT_ID, record.boot_id.map(|id| id.to_string())),
@@ -180,6 +182,10 @@ fn metadata(context: &Context<'_>) -> BTreeMap<String, String> {
         (keys::META_FROM_USER_SPACE, flag(from_user_space)),
         (keys::META_EARLIER_IN_BOOT, flag(context.earlier_in_boot)),
         (keys::META_GPU_UUID, finding.gpu_uuid.clone()),
+        (
+            keys::META_GPU_SERIAL,
+            gpu.and_then(|gpu| gpu.serial.clone()),
+        ),
         (keys::META_GPU_INDEX, index.map(|index| index.to_string())),
         (keys::META_DRIVER_VERSION, version.map(str::to_owned)),
         (keys::META_JOB, context.job.map(str::to_owned)),

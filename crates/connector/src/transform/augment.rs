@@ -1,12 +1,9 @@
 //! `MetadataAugmentor`: writes labels and the provider id of the node to the event's metadata.
 
-use contract::HealthEvent;
+use contract::{HealthEvent, keys};
 use model::node::NodeView;
 
 use super::annotate;
-
-/// Metadata key of the cloud's id of the node.
-const PROVIDER_ID: &str = "providerID";
 
 /// Names of the node labels to copy into events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,7 +20,7 @@ impl Labels {
             let value = node.labels.get(key)?;
             Some((key.as_str(), value.as_str()))
         });
-        (provider.map(|id| (PROVIDER_ID, id)).into_iter())
+        (provider.map(|id| (keys::META_PROVIDER_ID, id)).into_iter())
             .chain(labels)
             .filter(|(key, value)| !annotate(event, key, value))
             .count()

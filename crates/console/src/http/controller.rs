@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use analysis::ledger::Ledger;
 use connector::Forwarding;
 use fleet::view::FleetView;
 use futures::future::BoxFuture;
@@ -43,6 +44,8 @@ pub struct ControllerPart {
     pub why_not: WhyNotSource,
     /// Finds the GPUs of pods that kubelets report as unhealthy.
     pub unhealthy_gpus: UnhealthyGpuSource,
+    /// Ledger of GPUs.
+    pub ledger: watch::Receiver<Ledger>,
     pub store: Arc<dyn EventStore>,
     /// Delivery to another service, if configured.
     pub forwarding: Option<Forwarding>,

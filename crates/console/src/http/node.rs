@@ -110,7 +110,8 @@ pub(super) async fn why_not(
     Ok(Json(why))
 }
 
-fn checked(name: Result<Path<String>, PathRejection>) -> Result<String, Refusal> {
+/// Returns the name in a path, if it can be one of a node or GPU.
+pub(super) fn checked(name: Result<Path<String>, PathRejection>) -> Result<String, Refusal> {
     let Path(node) = name.map_err(|error| {
         Refusal::bad_request(
             error.body_text(),
@@ -119,8 +120,8 @@ fn checked(name: Result<Path<String>, PathRejection>) -> Result<String, Refusal>
     })?;
     if node.len() > MAX_NAME_BYTES {
         return Err(Refusal::bad_request(
-            format!("the node name has {} bytes: {node:?}", node.len()),
-            format!("No node's name has more than {MAX_NAME_BYTES} bytes."),
+            format!("the name has {} bytes: {node:?}", node.len()),
+            format!("No name has more than {MAX_NAME_BYTES} bytes."),
         ));
     }
     Ok(node)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use analysis::ledger::Ledger;
 use bytes::Bytes;
 use contract::{Entity, HealthEvent, RecommendedAction, json, keys};
 use devices::DeviceApi;
@@ -40,6 +41,7 @@ pub(crate) struct Server {
     pub(crate) sources: Sources,
     pub(crate) kernel_log: SourceHandle,
     pub(crate) store: Arc<SqliteStore>,
+    pub(crate) ledger: watch::Sender<Ledger>,
     pub(crate) metrics: Metrics,
     pub(crate) devices: DeviceApi,
     pub(crate) cancel: CancellationToken,
@@ -129,6 +131,7 @@ impl Server {
             Sources::with_elapsed(move || Duration::from_secs(elapsed.load(Ordering::Relaxed)));
         let kernel_log = sources.add("kernel-log", "/dev/kmsg", now);
         kernel_log.update(now, |status| status.state = SourceState::Following);
+        let ledger = watch::Sender::new(Ledger::default());
         let metrics = Metrics::default();
         let devices = DeviceApi::new(&metrics, Timestamp::now);
         let console = Console {
@@ -144,6 +147,7 @@ impl Server {
                     Box::pin(async move { Some(why) })
                 }),
                 unhealthy_gpus: Arc::new(|_| Box::pin(async { Vec::new() })),
+                ledger: ledger.subscribe(),
                 store: Arc::clone(&store) as Arc<dyn EventStore>,
                 forwarding: None,
             }),
@@ -162,6 +166,7 @@ impl Server {
             sources,
             kernel_log,
             store,
+            ledger,
             metrics,
             devices,
             cancel,

@@ -42,6 +42,16 @@ pub const CHECK_GPU_DRIVER: &str = "GpuDriverWatch";
 pub const CHECK_GPU_NVLINK: &str = "GpuNvlinkWatch";
 /// Check of the number of GPUs in a machine, added by gpuwarden.
 pub const CHECK_GPU_COUNT: &str = "GpuCountWatch";
+/// Check of the healthy events that name the GPUs of a machine, added by gpuwarden. Opens and
+/// closes no fault.
+pub const CHECK_GPU_INVENTORY: &str = "GpuInventory";
+/// Code of a GPU that does not answer beside others that do, of [`CHECK_GPU_PCIE`].
+pub const CODE_GPU_LOST: &str = "DCGM_FR_FALLEN_OFF_BUS";
+
+/// Check of a person's marks of GPUs in the ledger.
+pub const CHECK_LEDGER_MARK: &str = "GpuLedgerMark";
+/// Check of a GPU that was marked as bad and is in use again.
+pub const CHECK_KNOWN_BAD_GPU: &str = "KnownBadGPU";
 
 /// Check of a GPU's power management unit, by DCGM.
 pub const CHECK_GPU_PMU: &str = "GpuPmuWatch";
@@ -143,12 +153,16 @@ pub const META_OVERRIDDEN_BY: &str = "gpuwarden.dev/overridden-by";
 pub const META_REPEAT_OF: &str = "gpuwarden.dev/repeat-of";
 /// Metadata: UUID of the GPU.
 pub const META_GPU_UUID: &str = "gpu_uuid";
+/// Metadata: serial number of the GPU's board, added by gpuwarden.
+pub const META_GPU_SERIAL: &str = "gpu_serial";
 /// Metadata: index of the GPU in the driver's tools.
 pub const META_GPU_INDEX: &str = "gpu_index";
 /// Metadata: version of the NVIDIA driver.
 pub const META_DRIVER_VERSION: &str = "driver_version";
 /// Metadata: serial number of the chassis. Key of NVSentinel.
 pub const META_CHASSIS_SERIAL: &str = "chassis_serial";
+/// Metadata: cloud's id of the node, `spec.providerID`. Key of NVSentinel.
+pub const META_PROVIDER_ID: &str = "providerID";
 /// Metadata: severity that DCGM assigns to a code, such as `ISOLATE`.
 pub const META_SEVERITY: &str = "severity";
 /// Metadata: sources that detected the fault, if DCGM is among them: `DCGM`, or `NVML, DCGM`.
@@ -185,5 +199,10 @@ pub const META_CONCLUSION: &str = "gpuwarden.dev/conclusion";
 pub const META_EVIDENCE: &str = "gpuwarden.dev/evidence";
 /// Metadata of a conclusion: monitor and check of the fault that it is about.
 pub const META_ANALYSED_CHECK: &str = "gpuwarden.dev/analysed-check";
+/// Metadata of a [`CHECK_LEDGER_MARK`] event: `bad`, `rma` or `good`. A node's agent may not set
+/// this key: the mark holds on all nodes.
+pub const META_LEDGER_MARK: &str = "gpuwarden.dev/ledger-mark";
+/// Metadata of such an event: name of the person who marked the GPU.
+pub const META_LEDGER_BY: &str = "gpuwarden.dev/ledger-by";
 /// Metadata: the event was created by `gpuwarden inject`.
 pub const META_INJECTED: &str = "gpuwarden.dev/injected";

@@ -44,6 +44,8 @@ pub struct Gpu {
     pub uuid: Option<String>,
     /// PCI address in the form of [`normalise_pci`].
     pub pci: Option<String>,
+    /// Serial number of the board.
+    pub serial: Option<String>,
 }
 
 /// Error in the description of a machine.
@@ -94,6 +96,7 @@ struct GpuEntry {
     gpu_id: Option<u32>,
     uuid: Option<String>,
     pci_address: Option<String>,
+    serial_number: Option<String>,
     nvlinks: Option<Vec<LinkEntry>>,
 }
 
@@ -127,6 +130,7 @@ impl MachineGpus {
                 index: entry.gpu_id,
                 uuid: name(&field("uuid"), entry.uuid)?,
                 pci: name(&field("pci_address"), entry.pci_address)?.map(|pci| normalise_pci(&pci)),
+                serial: name(&field("serial_number"), entry.serial_number)?,
             };
             // If a name occurs twice, it belongs to the first GPU.
             if let Some(pci) = &gpu.pci {

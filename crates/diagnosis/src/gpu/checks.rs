@@ -65,6 +65,8 @@ pub struct GpuNames {
     pub uuid: Option<String>,
     /// PCI address in the form `dddd:bb:dd.f`.
     pub pci: Option<String>,
+    /// Serial number of the board.
+    pub serial: Option<String>,
     /// Serial number of the chassis.
     pub chassis_serial: Option<String>,
 }
@@ -315,6 +317,7 @@ impl From<&Gpu> for GpuNames {
             index: gpu.index,
             uuid: Some(gpu.uuid.clone()),
             pci: Some(gpu.pci.clone()).filter(|pci| !pci.is_empty()),
+            serial: gpu.serial.clone(),
             chassis_serial: gpu.chassis_serial.clone(),
         }
     }

@@ -160,6 +160,8 @@ async fn an_agent_says_who_knows_what_it_does_not() -> anyhow::Result<()> {
         &["why-not", "n1"],
         &["events"],
         &["events", "--follow"],
+        &["ledger"],
+        &["report", "evidence", "n1"],
     ] {
         let answer = agent.client(command.iter().copied()).await?;
         assert_eq!(answer.code, Some(2), "{command:?}: {}", answer.stdout);
@@ -171,6 +173,15 @@ async fn an_agent_says_who_knows_what_it_does_not() -> anyhow::Result<()> {
             );
         }
     }
+    let mark = ["ledger", "mark", "17", "bad", "--reason", "test"];
+    let answer = agent.client(mark).await?;
+    assert_eq!(answer.code, Some(2), "{}", answer.stdout);
+    let here = answer.stderr.contains("this is an agent");
+    assert!(
+        here && answer.stderr.contains(&controller),
+        "{}",
+        answer.stderr
+    );
     Ok(())
 }
 

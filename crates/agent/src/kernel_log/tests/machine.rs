@@ -52,13 +52,14 @@ async fn what_is_known_of_the_gpus_stands_on_events_and_a_broken_file_costs_no_e
         .await;
     running.end().await;
     let gpus = r#"{"driver_version": "570.86.15", "chassis_serial": "42", "gpus": [
-        {"gpu_id": 3, "uuid": "GPU-1", "pci_address": "0000:02:00.0"}]}"#;
+        {"gpu_id": 3, "uuid": "GPU-1", "pci_address": "0000:02:00.0", "serial_number": "17"}]}"#;
     std::fs::write(&path, gpus).unwrap();
     bench.append(&xid(79, 2));
     let events = bench.run_until(2).await;
     assert!(!events[0].metadata.contains_key("gpu_uuid"));
     for (key, value) in [
         ("gpu_uuid", "GPU-1"),
+        ("gpu_serial", "17"),
         ("gpu_index", "3"),
         ("driver_version", "570.86.15"),
         ("chassis_serial", "42"),

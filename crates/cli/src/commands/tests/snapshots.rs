@@ -179,6 +179,7 @@ fn answers() -> Answers {
         seq: record.seq,
         created_at: record.created_at,
         event: contract::json::to_value(&record.event),
+        analysis: Vec::new(),
         status: console::api::EventStatus::default(),
     };
     let events: Vec<EventView> = records.iter().rev().map(view).collect();

@@ -166,6 +166,7 @@ impl Health {
             index: gpu.index.unwrap_or(gpu.id),
             uuid: gpu.uuid.clone(),
             pci: gpu.pci.clone(),
+            serial: None,
             chassis_serial: None,
         };
         known.find(is_known).cloned().unwrap_or_else(names)

@@ -8,8 +8,6 @@ use contract::keys;
 use super::{GpuNames, Health, KnownGpu, Problem, Sight};
 use crate::gpu::{Inventory, UnreadableGpu};
 
-/// Code of a GPU that is lost.
-const LOST: &str = "DCGM_FR_FALLEN_OFF_BUS";
 /// Code of a machine with fewer GPUs than expected.
 const TOO_FEW: &str = "DCGM_FR_DEVICE_COUNT_MISMATCH";
 
@@ -47,7 +45,7 @@ impl Health {
             self.record_lost(lost);
         }
         for (key, known) in &self.remembered.gpus {
-            let problem = Problem::of(key, keys::CHECK_GPU_PCIE, LOST);
+            let problem = Problem::of(key, keys::CHECK_GPU_PCIE, keys::CODE_GPU_LOST);
             if inventory.gpus.iter().any(|gpu| gpu.uuid == *key) {
                 sights.push(Sight::new(problem, None, (0, 0)));
                 continue;
@@ -74,6 +72,7 @@ impl Health {
             index: lost.index,
             uuid: lost.uuid.clone(),
             pci: lost.pci.clone(),
+            serial: None,
             chassis_serial: None,
         };
         let name = lost.uuid.clone().or_else(|| lost.pci.clone());
