@@ -5,6 +5,7 @@
 //! The product is the release build, started as the tests start it. No figure passes or fails;
 //! `docs/benchmarks.md` lists measured values.
 
+mod analyzer;
 mod burst;
 mod decode;
 mod drain;
@@ -74,6 +75,8 @@ struct Args {
 enum Benchmark {
     /// Time to decode a line of kernel log.
     Decode,
+    /// Rules of the analysis over a million events.
+    Analyzer,
     /// Durable events per second, into the store and into an agent's outbox. TMPDIR names the disk.
     Store,
     /// Hundreds of thousands of lines of a few faults.
@@ -113,6 +116,7 @@ async fn main() -> anyhow::Result<ExitCode> {
         let needs_cluster = !matches!(
             benchmark,
             Benchmark::Decode
+                | Benchmark::Analyzer
                 | Benchmark::Store
                 | Benchmark::Storm
                 | Benchmark::Gpus
@@ -141,6 +145,7 @@ async fn main() -> anyhow::Result<ExitCode> {
 async fn run(benchmark: Benchmark, args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
     match benchmark {
         Benchmark::Decode => rows.extend(decode::run()?),
+        Benchmark::Analyzer => rows.extend(analyzer::run()?),
         Benchmark::Store => rows.extend(store::run().await?),
         Benchmark::Storm => rows.extend(storm::run().await?),
         Benchmark::Burst => burst::run(args, rows).await?,

@@ -95,6 +95,8 @@ enum Target {
     ConnectorInput,
     /// A policy file, and its rules evaluated.
     Policy,
+    /// Rules of the analysis, and events for them.
+    Rules,
     /// A client's bytes on the connector's socket.
     UnixGrpc,
     /// The webhook's configuration, a pod and its gang.

@@ -125,7 +125,57 @@ const SIMULATED: [Guard; 15] = [
 
 /// Guards that named tests cover, each in another part of the decisions. All are removed
 /// together, for a single build.
-const HELD: [Held; 5] = [
+const HELD: [Held; 10] = [
+    Held {
+        guard: Guard {
+            what: "a report that other faults are near is not alone",
+            file: "analysis/src/condition/solo.rs",
+            text: "report.count == 1 && !report.only_counts && self.others.is_empty();",
+            without: "report.count == 1 && !report.only_counts;",
+        },
+        package: "gpuwarden-analysis",
+        test: "tests::built_in::xid_74_stands_alone_on_its_own_gpu_only",
+    },
+    Held {
+        guard: Guard {
+            what: "the crash of one job counts once",
+            file: "analysis/src/condition/tally.rs",
+            text: "let same_job = |known: &Item| known.job.is_some() && known.job == item.job;",
+            without: "let same_job = |known: &Item| known.job.is_some() && known.job != item.job;",
+        },
+        package: "gpuwarden-analysis",
+        test: "tests::built_in::the_crash_of_one_job_counts_once",
+    },
+    Held {
+        guard: Guard {
+            what: "a late event has its group built anew",
+            file: "analysis/src/history.rs",
+            text: "if self.summed_up.as_ref().is_some_and(|last| key <= *last) {",
+            without: "if self.summed_up.as_ref().is_some_and(|last| key < *last && key > *last) {",
+        },
+        package: "gpuwarden-analysis",
+        test: "tests::what_follows_depends_on_the_set_of_entries_alone",
+    },
+    Held {
+        guard: Guard {
+            what: "conclusions are no input of the analysis",
+            file: "analysis/src/analyzer.rs",
+            text: "if event.agent == AGENT {",
+            without: "if event.agent == AGENT && event.is_healthy {",
+        },
+        package: "gpuwarden-analysis",
+        test: "tests::analyzer::conclusions_and_events_that_are_only_stored_are_no_input",
+    },
+    Held {
+        guard: Guard {
+            what: "what repairs do not help against is not repaired",
+            file: "fleet/src/stage/remediation.rs",
+            text: "route.or_else(|| not_worked(&one.event, &desired.events))",
+            without: "route.or_else(|| not_worked(&one.event, &[]))",
+        },
+        package: "gpuwarden-fleet",
+        test: "stage::remediation::tests::analysis::what_repairs_do_not_help_against_is_not_repaired_and_a_person_is_asked",
+    },
     Held {
         guard: Guard {
             what: "a node is drained once the custom resource of its drain says so",

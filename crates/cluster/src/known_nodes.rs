@@ -26,6 +26,12 @@ impl KnownNodes {
         known.get(name).cloned()
     }
 
+    /// Returns whether all nodes were listed at least once.
+    pub fn is_complete(&self) -> bool {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        known.is_complete()
+    }
+
     /// Applies an event of the watch.
     pub(crate) fn apply(&self, event: &NodeEvent) {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);

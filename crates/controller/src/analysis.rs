@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use analysis::{Analyzer, GroupKey, Rule, Saved, Saying};
+use cluster::KnownNodes;
 use connector::{AcceptError, Caller, Connector};
 use contract::HealthEvents;
 use contract::keys::ANALYZER_AGENT;
@@ -53,11 +54,12 @@ const REREAD_EVERY: Duration = Duration::from_secs(10);
 const MAX_REREAD_NODES: usize = 10;
 /// First and longest pause after a failure of the store or the connector.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Longest wait for the list of the nodes.
+const NODES_WITHIN: Duration = Duration::from_secs(60);
+/// Pause between two looks for that list.
+const LOOK_FOR_NODES: Duration = Duration::from_millis(100);
 /// Shortest pause between two looks at what ends with time.
 const TICK: Duration = Duration::from_secs(1);
-
-/// Function that returns the value of a node's label; `None` if the node or the label is not known.
-pub type NodeLabels = Arc<dyn Fn(&str, &str) -> Option<String> + Send + Sync>;
 
 /// Settings and parts of the task.
 pub struct AnalysisConfig {
@@ -67,8 +69,8 @@ pub struct AnalysisConfig {
     pub connector: Connector,
     /// Receiver of the rules in effect.
     pub rules: watch::Receiver<Arc<Vec<Rule>>>,
-    /// Value of a node's label, for rules that group nodes.
-    pub labels: NodeLabels,
+    /// Nodes with their labels, for rules that group nodes; `None` without a cluster.
+    pub nodes: Option<KnownNodes>,
     /// Source of the current time.
     pub clock: fn() -> Timestamp,
 }
@@ -153,6 +155,7 @@ impl Analysis {
         let keys = rules.iter().flat_map(|rule| &rule.group_by);
         self.keys = keys.flat_map(GroupKey::labels).cloned().collect();
         let since = store.identity().since;
+        self.await_nodes().await;
         let restored = store.checkpoint(CONSUMER).await?.map(|found| {
             let saved = Saved {
                 state: found.state,
@@ -194,6 +197,22 @@ impl Analysis {
         self.begun = true;
         self.retry.reset();
         Ok(())
+    }
+
+    /// Waits for the labels of the nodes, if a rule needs them: the events that are read now get them
+    /// only once.
+    async fn await_nodes(&self) {
+        let Some(nodes) = self.config.nodes.as_ref().filter(|_| !self.keys.is_empty()) else {
+            return;
+        };
+        let until = Instant::now() + NODES_WITHIN;
+        while !nodes.is_complete() {
+            if until <= Instant::now() {
+                tracing::warn!("the analysis begins without the labels of the nodes");
+                return;
+            }
+            tokio::time::sleep(LOOK_FOR_NODES).await;
+        }
     }
 
     /// Keeps conclusions whose evidence is not stored any longer.
@@ -270,9 +289,14 @@ impl Analysis {
 
     /// Adds the labels that rules group nodes by to an event of the node.
     fn add_labels(&self, record: &mut EventRecord) {
+        let nodes = self.config.nodes.as_ref();
+        let Some(node) = nodes.and_then(|nodes| nodes.get(&record.event.node_name)) else {
+            return;
+        };
         for key in &self.keys {
-            if let Some(value) = (self.config.labels)(&record.event.node_name, key) {
-                record.event.metadata.entry(key.clone()).or_insert(value);
+            if let Some(value) = node.labels.get(key) {
+                let known = record.event.metadata.entry(key.clone());
+                known.or_insert_with(|| value.clone());
             }
         }
     }

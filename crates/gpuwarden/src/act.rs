@@ -160,12 +160,11 @@ impl Acting<'_> {
             AnalysisRules::Place(place) => Some(place.clone()),
         };
         let follower = RulesFollower::load(place)?;
-        let known = self.cluster.as_deref().map(Cluster::known_nodes);
         let config = AnalysisConfig {
             store: Arc::clone(&self.store),
             connector: self.intake.connector.clone(),
             rules: follower.rules(),
-            labels: Arc::new(move |node, key| known.as_ref()?.get(node)?.labels.get(key).cloned()),
+            nodes: self.cluster.as_deref().map(Cluster::known_nodes),
             clock: CLOCK,
         };
         let following = follower.run(self.cluster.clone(), tasks.done());

@@ -57,7 +57,7 @@ runtime::metrics! {
         /// Events without effect on a rule, because too many groups are kept.
         refused: Gauge = "gpuwarden_analysis_refused_events",
         /// Stored events that the analysis has not read yet.
-        backlog: Gauge = "gpuwarden_analysis_event_backlog_count",
+        backlog: Gauge = "gpuwarden_analysis_waiting_events",
         /// Nodes whose events were read again, because one came late.
         pub(super) rebuilds: Counter = "gpuwarden_analysis_rebuilds",
     }

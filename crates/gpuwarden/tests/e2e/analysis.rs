@@ -3,9 +3,9 @@
 use contract::{Entity, HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
-use testkit::{ControlPlane, Launch, Version};
+use testkit::{ControlPlane, Launch, Version, unique};
 
-use crate::support::{SOON, Scene, send_to};
+use crate::support::{SOON, Scene, event, send_to};
 
 const RULE: &str = "RepeatedXIDErrorOnSameGPU";
 
@@ -80,11 +80,25 @@ async fn what_comes_back_is_concluded_once_through_kills_and_anew_after_a_releas
     }
     scene.cordoned().await?;
     let concluded = conclusions(&scene, RULE, 1).await?;
-    let event = &concluded[0]["event"];
-    assert_eq!(event["agent"], keys::ANALYZER_AGENT);
-    assert_eq!(event["recommendedAction"], "CONTACT_SUPPORT");
-    assert_eq!(event["entitiesImpacted"][0]["entityValue"], "GPU-1");
-    let evidence = event["metadata"][keys::META_EVIDENCE].as_str();
+    let shown = || async {
+        let text = scene
+            .product
+            .get("/metrics")
+            .await
+            .map_err(|error| error.to_string())?;
+        let line = format!("gpuwarden_analysis_open_conclusions{{rule_name=\"{RULE}\"}} 1\n");
+        if text.contains(&line) {
+            Ok(())
+        } else {
+            Err(text)
+        }
+    };
+    scene.product.wait_for("the metrics", SOON, shown).await?;
+    let said = &concluded[0]["event"];
+    assert_eq!(said["agent"], keys::ANALYZER_AGENT);
+    assert_eq!(said["recommendedAction"], "CONTACT_SUPPORT");
+    assert_eq!(said["entitiesImpacted"][0]["entityValue"], "GPU-1");
+    let evidence = said["metadata"][keys::META_EVIDENCE].as_str();
     let evidence: Vec<&str> = evidence.unwrap_or_default().split(',').collect();
     assert_eq!(evidence.len(), 5);
     for one in events(&scene).await? {
@@ -137,5 +151,58 @@ async fn what_comes_back_is_concluded_once_through_kills_and_anew_after_a_releas
     scene.cordoned().await?;
     conclusions(&scene, "Twice", 3).await?;
     conclusions(&scene, RULE, 2).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn three_failing_nodes_of_a_rack_are_one_conclusion_that_takes_none_out() -> anyhow::Result<()>
+{
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let client = plane.client().await?;
+    let rack = unique("rack");
+    let mut nodes = Vec::new();
+    for _ in 0..3 {
+        let name = unique("e2e");
+        testkit::node(&name)
+            .label("topology.kubernetes.io/rack", &rack)
+            .create(&client)
+            .await?;
+        nodes.push(name);
+    }
+    let product = Launch::new()?
+        .node_name(&nodes[0])
+        .kubeconfig(plane.kubeconfig())
+        .option("--accept-nodes", "any")
+        .start()
+        .await?;
+    let status = || async {
+        let output = product.client(["status", "-o", "json"]).await;
+        let text = output.map_err(|error| error.to_string())?.stdout;
+        if text.contains(&nodes[0]) {
+            Ok(())
+        } else {
+            Err(text)
+        }
+    };
+    product.wait_for("the nodes", SOON, status).await?;
+    let faults = nodes.iter().map(|node| event(node, "0")).collect();
+    send_to(&product, faults).await?;
+    let concluded = || async {
+        let output = product.client(["events", "-o", "json"]).await;
+        let text = output.map_err(|error| error.to_string())?.stdout;
+        let all: Vec<Value> = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        let mut all = all.into_iter().map(|mut one| one["event"].take());
+        all.find(|one| one["checkName"] == "RackFault").ok_or(text)
+    };
+    let fault = product
+        .wait_for("the fault of the rack", SOON, concluded)
+        .await?;
+    assert_eq!(fault["metadata"]["topology.kubernetes.io/rack"], rack);
+    assert_eq!(
+        (&fault["isFatal"], &fault["recommendedAction"]),
+        (&json!(false), &json!("NONE"))
+    );
     Ok(())
 }
