@@ -239,6 +239,14 @@ fn decoded_text(event: &HealthEvent) -> String {
     if let Some(verdict) = event.metadata.get(keys::META_VERDICT) {
         text = format!("{text}. Verdict: {verdict}");
     }
+    if let Some(evidence) = event.metadata.get(keys::META_EVIDENCE) {
+        let ids: Vec<&str> = evidence.split(',').collect();
+        let count = match ids.len() {
+            1 => "the event".to_owned(),
+            count => format!("{count} events:"),
+        };
+        text = format!("{text}. It rests on {count} {}", ids.join(", "));
+    }
     text
 }
 

@@ -39,11 +39,14 @@ pub use rules::{RulesError, RulesFollower};
 const CONSUMER: &str = ANALYZER_AGENT;
 /// Events per page of the feed.
 const PAGE: usize = 1_000;
-/// Pause between two saves of a changed state.
-const SAVE_EVERY: Duration = Duration::from_secs(10);
+/// Pause between two saves of a changed state. After a restart the events of that time are read
+/// again.
+const SAVE_EVERY: Duration = Duration::from_secs(60);
 /// Pause between two saves of an unchanged state. A consumer that does not save for long counts as
 /// gone (`retention.rs`).
 const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(3600);
+/// Pause between two updates of the metrics that show a state.
+const SHOW_EVERY: Duration = Duration::from_secs(1);
 /// Most conclusions that are reported at once.
 const MAX_SAYINGS: usize = 100;
 /// Newest events of a node that are read again because one came late. Older ones do not count then.
@@ -58,6 +61,8 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 const NODES_WITHIN: Duration = Duration::from_secs(60);
 /// Pause between two looks for that list.
 const LOOK_FOR_NODES: Duration = Duration::from_millis(100);
+/// Longest pause between two looks, without an event.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Shortest pause between two looks at what ends with time.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -85,6 +90,7 @@ pub struct Analysis {
     read: Position,
     reread_at: Instant,
     saved_at: Instant,
+    shown_at: Option<Instant>,
     /// Position of the saved state; `None` before the first one.
     saved: Option<Position>,
     /// True once all events that were stored at the start are recorded.
@@ -111,6 +117,7 @@ impl Analysis {
             read: Position::START,
             reread_at: now,
             saved_at: now,
+            shown_at: None,
             saved: None,
             begun: false,
             retry: Backoff::new(RETRY.0, RETRY.1),
@@ -239,7 +246,7 @@ impl Analysis {
             }
             let now = (self.config.clock)();
             self.analyzer.time(now);
-            let mut wake = Instant::now() + SAVE_EVERY;
+            let mut wake = Instant::now() + LOOK_EVERY;
             if self.say(now).await? {
                 self.retry.reset();
             } else {
@@ -248,7 +255,9 @@ impl Analysis {
             if self.save_due() {
                 self.save().await?;
             }
-            self.show().await;
+            if self.shown_at.is_none_or(|at| at.elapsed() >= SHOW_EVERY) {
+                self.show().await;
+            }
             if let Some(next) = self.analyzer.next_time() {
                 let until = next.duration_since(now).max(SignedDuration::ZERO);
                 wake = wake.min(Instant::now() + until.unsigned_abs().max(TICK));
@@ -426,7 +435,8 @@ impl Analysis {
     }
 
     /// Sets the metrics that show a state.
-    async fn show(&self) {
+    async fn show(&mut self) {
+        self.shown_at = Some(Instant::now());
         let is_behind = *self.config.store.latest().borrow() > self.read;
         let backlog = if is_behind {
             self.config.store.behind(self.read).await

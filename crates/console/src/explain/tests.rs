@@ -606,3 +606,22 @@ fn a_command_names_the_server_that_it_is_for() {
         "{text}"
     );
 }
+
+#[test]
+fn a_conclusion_names_the_events_that_it_rests_on() {
+    for (evidence, expected) in [
+        ("a", "RESTART_BM. It rests on the event a"),
+        ("a,b", "RESTART_BM. It rests on 2 events: a, b"),
+    ] {
+        let mut conclusion = xid(1, 0, "62", false);
+        let event = &mut conclusion.event;
+        event.agent = keys::ANALYZER_AGENT.into();
+        event.check_name = "RepeatedXIDErrorOnSameGPU".into();
+        let evidence = (keys::META_EVIDENCE.to_owned(), evidence.to_owned());
+        event.metadata.extend([evidence]);
+        let explain = told(&[conclusion], &[]);
+        let decoded = &explain.entries[1];
+        assert_eq!(decoded.kind, TimelineKind::Decoded);
+        assert!(decoded.text.ends_with(expected), "{}", decoded.text);
+    }
+}

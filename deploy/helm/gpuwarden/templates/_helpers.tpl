@@ -212,6 +212,11 @@ projected:
 {{- else if .Values.policy.preset }}
 {{- $_ := set $set "POLICY" (printf "preset:%s" .Values.policy.preset) }}
 {{- end }}
+{{- if not .Values.analysis.enabled }}
+{{- $_ := set $set "ANALYZE" "false" }}
+{{- else if .Values.analysis.rules }}
+{{- $_ := set $set "RULES" "/etc/gpuwarden/rules/rules.toml" }}
+{{- end }}
 {{- $files := "/etc/gpuwarden/config" }}
 {{- if .Values.drain.enabled }}
 {{- $_ := merge $set (dict "DRAIN" "true" "DRAIN_CONFIG" (ternary (print $files "/drain.toml") "" (not (empty .Values.drain.config)))) }}

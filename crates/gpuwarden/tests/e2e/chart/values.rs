@@ -332,7 +332,8 @@ const PREFLIGHT: &str = "global.preflight.enabled=true";
 const MORE: [&str; 5] = [
     "gpuAccess=draAdmin,auditLog.enabled=true,global.preflight.enabled=true",
     "gpuAccess=hostDriver,agent.privileged=true,agent.kernelLog=kmsg",
-    "agent.catalog=x,policy.config=x,controller.persistence.enabled=true,quarantine.enabled=true,\
+    "agent.catalog=x,policy.config=x,analysis.rules=x,controller.persistence.enabled=true,\
+     quarantine.enabled=true,\
      policy.deviceTaints=true,remediation.templates.a\\.yaml=b",
     "global.preflight.enabled=true,preflight.networkPolicy.namespaces[0]=default,\
      preflight.webhook.validateRequests=true,networkPolicy.apiServers[0]=192.0.2.0/28",
