@@ -239,7 +239,9 @@ impl Analyzer {
             let Some(rule) = self.rules.get(id.1) else {
                 continue;
             };
-            if open.map(|open| &open.id) == told.map(|told| &told.id) {
+            // The id follows from the first evidence, in a way that may change.
+            let of_open = open.map(|open| open.conclusion.evidence.first());
+            if of_open == told.map(|told| told.evidence.first()) {
                 agreed.push(id.clone());
                 continue;
             }

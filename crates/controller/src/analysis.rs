@@ -11,6 +11,8 @@
 
 mod metrics;
 mod rules;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -328,6 +330,8 @@ impl Analysis {
     /// empty name.
     async fn events_of(&self, node: &str) -> Result<Vec<EventRecord>, StoreError> {
         let mut records: Vec<EventRecord> = Vec::new();
+        // Those from before another store was in use do not count.
+        let since = self.config.store.identity().since;
         let mut before = None;
         loop {
             let query = EventQuery {
@@ -341,7 +345,10 @@ impl Analysis {
                 break;
             };
             before = Some(last.seq);
-            records.extend(page.into_iter().filter(|record| record.seq <= self.read));
+            records.extend(
+                page.into_iter()
+                    .filter(|record| since < record.seq && record.seq <= self.read),
+            );
             if records.len() >= MAX_REREAD {
                 tracing::warn!(
                     node,
