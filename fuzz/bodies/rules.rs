@@ -54,7 +54,7 @@ pub fn run(text: &str) {
 /// Returns an event whose parts the byte chooses.
 fn event(index: usize, byte: u8) -> EventRecord {
     let of = |shift: u32, count: usize| usize::from(byte.rotate_right(shift)) % count;
-    let second = SECONDS[of(0, 5)] + index as i64;
+    let second = SECONDS[of(0, 5)] + i64::try_from(index).unwrap();
     let mut event = HealthEvent {
         agent: keys::SYSLOG_AGENT.into(),
         component_class: "GPU".into(),
@@ -68,10 +68,10 @@ fn event(index: usize, byte: u8) -> EventRecord {
         )),
         ..HealthEvent::default()
     };
-    event.entities_impacted = (0..of(2, 4) + 1)
+    event.entities_impacted = (0..=of(2, 4))
         .map(|part| Entity {
             entity_type: KINDS[(part + of(1, 5)) % 5].into(),
-            entity_value: format!("{:032b}", byte),
+            entity_value: format!("{byte:032b}"),
         })
         .collect();
     // A count that nothing can have.

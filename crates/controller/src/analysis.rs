@@ -330,7 +330,7 @@ impl Analysis {
     /// empty name.
     async fn events_of(&self, node: &str) -> Result<Vec<EventRecord>, StoreError> {
         let mut records: Vec<EventRecord> = Vec::new();
-        // Those from before another store was in use do not count.
+        // Events from before another store was in use do not count.
         let since = self.config.store.identity().since;
         let mut before = None;
         loop {

@@ -7,8 +7,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{Analyzer, GroupId, GroupState, Told};
+use super::{Analyzer, GroupId, GroupState};
 use crate::condition::{Conclusion, EntryKey};
+use crate::finding::Told;
 use crate::group::{Group, GroupValue};
 use crate::history::History;
 

@@ -1,4 +1,4 @@
-//! What the remediation tells the analysis of events, and what it is told by it.
+//! Tests of what the remediation and the analysis of events tell each other.
 
 use contract::HealthEvent;
 use model::reporter::Reporter;
