@@ -1,0 +1,5 @@
+//! Tools for the rules of the analysis: their text ([`show`]), and conclusions about past events
+//! ([`conclude`]).
+
+pub mod conclude;
+pub mod show;
