@@ -88,8 +88,8 @@ fn played(
         return Err("expect is empty: nothing would be tested".to_owned());
     }
     let known: Vec<&str> = rules.iter().map(|rule| rule.name.as_str()).collect();
-    let named = concludes.iter().map(|one| &one.rule).chain(never);
-    for name in named.filter(|name| !known.contains(&name.as_str())) {
+    let mut named = concludes.iter().map(|one| &one.rule).chain(never);
+    if let Some(name) = named.find(|name| !known.contains(&name.as_str())) {
         let meant = hint(name, &known);
         let meant = meant.map_or_else(String::new, |meant| format!("; {meant}"));
         return Err(format!("there is no rule {name:?}{meant}"));

@@ -16,9 +16,9 @@ pub struct ExplainedGroup {
     pub needed: u64,
     /// What counts, for people: `2 of 5 bursts within 24h`.
     pub holds: String,
-    /// What is lacking beside the number, for people.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lacks: Option<String>,
+    /// What is lacking for a conclusion, for people.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<String>,
     /// Time of the latest report.
     pub last: Option<Timestamp>,
     /// Ids of the events that a conclusion rests on, else of those that count.
@@ -64,14 +64,29 @@ pub fn explained(rule: &Rule, view: &GroupView) -> ExplainedGroup {
     } = &view.held;
     let (needed, window) = (rule.condition.threshold, rule.condition.window);
     let open = view.conclusion.as_ref();
-    let lacks = lack.as_ref().filter(|_| open.is_none());
+    let is_solo = matches!(rule.condition.kind, ConditionKind::Solo { .. });
+    let more = u64::from(needed).saturating_sub(*count);
+    let mut lacks = Vec::new();
+    if open.is_none() {
+        if more > 0 && is_solo {
+            lacks.push("a report that stands alone".to_owned());
+        } else if more > 0 {
+            lacks.push(format!("{more} more"));
+        }
+        lacks.extend(lack.as_ref().and_then(|lack| lacking(rule, *count, lack)));
+    }
+    let holds = match (is_solo, count) {
+        (true, 0) => "no report stands alone".to_owned(),
+        (true, _) => "a report stands alone so far".to_owned(),
+        (false, _) => format!("{count} of {needed} {} within {window:#}", items(rule)),
+    };
     let evidence = open.map_or(evidence, |open| &open.evidence);
     ExplainedGroup {
         group: view.group.to_string(),
         count: *count,
         needed: u64::from(needed),
-        holds: format!("{count} of {needed} {} within {window:#}", items(rule)),
-        lacks: lacks.and_then(|lack| lacking(rule, *count, lack)),
+        holds,
+        lacks,
         last: *last,
         evidence: evidence.clone(),
         concluded_since: open.map(|open| open.since),
@@ -82,10 +97,11 @@ pub fn explained(rule: &Rule, view: &GroupView) -> ExplainedGroup {
 /// Returns what the condition of a rule counts.
 fn items(rule: &Rule) -> String {
     match rule.condition.kind {
-        ConditionKind::Count | ConditionKind::Trend { .. } => "reports".to_owned(),
+        ConditionKind::Count | ConditionKind::Trend { .. } | ConditionKind::Solo { .. } => {
+            "reports".to_owned()
+        }
         ConditionKind::Burst(_) => "bursts".to_owned(),
         ConditionKind::Sequence { .. } => "steps".to_owned(),
-        ConditionKind::Solo { .. } => "reports that stand alone".to_owned(),
         ConditionKind::Distinct => {
             let keys: Vec<String> = rule.distinct.iter().map(ToString::to_string).collect();
             format!("values of {}", keys.join(" and "))
@@ -111,5 +127,67 @@ fn lacking(rule: &Rule, count: u64, lack: &Lack) -> Option<String> {
                 .then(|| format!("{least} reports, for there were {before} in the window before"))
         }
         (Lack::Before(_), _) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use analysis::Group;
+
+    use super::*;
+
+    #[test]
+    fn what_is_lacking_is_told_by_kind() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        for (keys, count, lack, expected) in [
+            ("kind = \"count\"\nthreshold = 3", 2, None, &["1 more"][..]),
+            (
+                "kind = \"count\"\nthreshold = 2\nclose = \"5m\"",
+                2,
+                Some(Lack::Close),
+                &["two of them within 5m"],
+            ),
+            (
+                "kind = \"trend\"\nthreshold = 2",
+                5,
+                Some(Lack::Before(2)),
+                &[],
+            ),
+            (
+                "kind = \"trend\"\nthreshold = 2\nfactor = 3",
+                5,
+                Some(Lack::Before(2)),
+                &["6 reports, for there were 2 in the window before"],
+            ),
+            (
+                "kind = \"solo\"\ngap = \"3m\"",
+                1,
+                Some(Lack::Silence(at(60))),
+                &["silence until 1970-01-01T00:01:00Z"],
+            ),
+            (
+                "kind = \"solo\"\ngap = \"3m\"",
+                0,
+                None,
+                &["a report that stands alone"],
+            ),
+        ] {
+            let text = format!(
+                "built_in = false\n[[rules]]\nname = \"r\"\nwindow = \"1h\"\naction = \"NONE\"\n\
+                 message = \"m\"\n{keys}\n"
+            );
+            let rule = &analysis::parse(&text, "rules.toml").unwrap()[0];
+            let view = GroupView {
+                group: Group::of_node("n1"),
+                held: Held {
+                    count,
+                    lack,
+                    ..Held::default()
+                },
+                conclusion: None,
+                until: None,
+            };
+            assert_eq!(explained(rule, &view).lacks, expected, "{keys}");
+        }
     }
 }

@@ -125,6 +125,18 @@ pub fn text(value: &Value) -> String {
 // === impl ShownRule ===
 
 impl ShownRule {
+    /// Returns the keys of a group for people.
+    pub fn groups(&self) -> String {
+        let entry = self.keys.iter().find(|(known, _)| *known == "group_by");
+        let names = entry.and_then(|(_, value)| value.as_array());
+        let names = names.into_iter().flatten().filter_map(Value::as_str);
+        let names: Vec<&str> = names.collect();
+        if names.is_empty() {
+            return "node".to_owned();
+        }
+        names.join(", ")
+    }
+
     /// Returns the value of a key as a file has it; empty if the rule does not have the key.
     pub fn text_of(&self, key: &str) -> String {
         let entry = self.keys.iter().find(|(known, _)| *known == key);
@@ -236,10 +248,11 @@ mod tests {
     fn what_is_shown_is_a_rule_of_a_file() {
         for rule in shown(&analysis::built_in()) {
             assert_eq!(rule.from, "built-in");
-            let keys = rule.keys.iter();
-            let keys: String = keys
-                .map(|(key, it)| format!("{key} = {}\n", text(it)))
-                .collect();
+            let lines = rule
+                .keys
+                .iter()
+                .map(|(key, it)| format!("{key} = {}", text(it)));
+            let keys = lines.collect::<Vec<_>>().join("\n");
             let file = format!(
                 "built_in = false\n[[rules]]\nname = {:?}\n{keys}",
                 rule.name
