@@ -25,6 +25,7 @@ mod replay;
 mod simulate;
 mod status;
 pub(crate) mod store;
+mod test_files;
 mod uninstall;
 mod veto;
 mod why_not;
