@@ -22,6 +22,7 @@ mod policy;
 mod progress;
 mod release;
 mod replay;
+mod rules;
 mod simulate;
 mod status;
 pub(crate) mod store;
@@ -70,6 +71,7 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         Command::Doctor(args) => doctor::execute(*args, given).await,
         Command::Completions { shell } => completions::execute(shell),
         Command::Policy(args) => policy::execute(&args.what),
+        Command::Rules(args) => rules::execute(&args.what).await,
         Command::Replay(args) => replay::execute(&args),
         Command::Simulate(args) => simulate::execute(&args),
         Command::WhyNot(args) => why_not::execute(&args, given).await,
