@@ -15,10 +15,9 @@ use diagnosis::fold::Sightings;
 use jiff::{SignedDuration, Timestamp};
 use model::event::EventRecord;
 use model::reporter::Authority;
-use serde::{Deserialize, Serialize};
 
 use crate::condition::{ConditionKind, Entry, EntryKey, OtherFault, Report};
-use crate::finding::{Finding, said_in};
+use crate::finding::{Finding, Told, said_in};
 use crate::group::Group;
 use crate::history::{History, Recorded};
 use crate::index::Index;
@@ -56,7 +55,7 @@ pub struct Analyzer {
     due: BTreeSet<(Timestamp, GroupId)>,
     /// Last event of a node that new groups of the node do not know.
     unknown: BTreeMap<String, EntryKey>,
-    /// The same for nodes that are not listed.
+    /// Last event of all nodes that are not listed.
     unknown_of_others: Option<EntryKey>,
     /// Conclusions that an event of ours says are open.
     told: BTreeMap<GroupId, Told>,
@@ -78,15 +77,6 @@ struct GroupState {
     history: History,
     open: Option<Finding>,
     due: Option<Timestamp>,
-}
-
-/// Conclusion that an event of ours says is open.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Told {
-    pub(crate) id: String,
-    pub(crate) since: Timestamp,
-    pub(crate) evidence: Vec<String>,
-    pub(crate) node: Option<String>,
 }
 
 /// Event that is to be stored, so that what is said agrees with what is concluded.

@@ -3,10 +3,9 @@
 use contract::{EVENT_VERSION, HealthEvent, ProcessingStrategy, json, keys};
 use jiff::Timestamp;
 use model::status::ConclusionNote;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::AGENT;
-use crate::analyzer::Told;
 use crate::condition::Conclusion;
 use crate::group::Group;
 use crate::rule::Rule;
@@ -22,6 +21,15 @@ pub struct Finding {
     pub group: Group,
     /// Time of the event that met the condition, and the events that the conclusion rests on.
     pub conclusion: Conclusion,
+}
+
+/// Conclusion that an event of the analysis says is open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Told {
+    pub(crate) id: String,
+    pub(crate) since: Timestamp,
+    pub(crate) evidence: Vec<String>,
+    pub(crate) node: Option<String>,
 }
 
 // === impl Finding ===
@@ -130,7 +138,7 @@ fn about(rule: &Rule, group: &Group, id: &str, node: Option<&str>) -> HealthEven
     };
     let mut event = HealthEvent {
         version: EVENT_VERSION,
-        agent: AGENT.to_owned(),
+        agent: keys::ANALYZER_AGENT.to_owned(),
         component_class: rule.component_class.clone(),
         check_name: rule.name.clone(),
         node_name: node_name.to_owned(),

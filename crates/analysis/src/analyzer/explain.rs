@@ -1,4 +1,4 @@
-//! What the groups of a rule hold, for people.
+//! Groups of a rule, for people: their items and conclusions.
 
 use jiff::Timestamp;
 

@@ -22,7 +22,7 @@ struct Link {
     begin: Timestamp,
     /// Time of the last report.
     at: Timestamp,
-    /// Their events.
+    /// Events of the reports.
     ids: Vec<String>,
 }
 

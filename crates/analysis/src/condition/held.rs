@@ -1,4 +1,4 @@
-//! What a group holds and lacks as of a time, for people.
+//! Items that a group holds as of a time, and the part of the condition that it lacks, for people.
 
 use jiff::Timestamp;
 
@@ -13,7 +13,7 @@ pub struct Held {
     pub evidence: Vec<String>,
     /// Time of the latest report, whether it counts or not.
     pub last: Option<Timestamp>,
-    /// What the condition asks for beside the number of items.
+    /// Part of the condition that is not met, beside the number of items.
     pub lack: Option<Lack>,
 }
 

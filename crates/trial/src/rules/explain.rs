@@ -1,4 +1,4 @@
-//! What the groups of a rule hold and lack, for people.
+//! Texts for people about the groups of a rule: the items that count, and what is lacking.
 
 use analysis::{ConditionKind, GroupView, Held, Lack, Rule};
 use jiff::Timestamp;
@@ -14,9 +14,9 @@ pub struct ExplainedGroup {
     pub count: u64,
     /// Number that is needed.
     pub needed: u64,
-    /// What counts, for people: `2 of 5 bursts within 24h`.
+    /// Items that count, for people: `2 of 5 bursts within 24h`.
     pub holds: String,
-    /// What is lacking for a conclusion, for people.
+    /// Parts that are lacking for a conclusion, for people.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lacks: Vec<String>,
     /// Time of the latest report.

@@ -10,6 +10,7 @@ use contract::nearest::hint;
 use contract::{HealthEvent, RecommendedAction, keys};
 use diagnosis::catalog::Catalog;
 use jiff::SignedDuration;
+use model::reporter::OWN_AGENT;
 use policy::ComparisonKind;
 use serde::Serialize;
 
@@ -78,8 +79,9 @@ impl Warnings<'_> {
             for agent in &matches.agents {
                 if agent == AGENT {
                     self.warn(of_analyzer, "match the events that the conclusion rests on");
-                } else if let Some((what, hint)) =
-                    unknown_name("agent", ComparisonKind::Equality, agent)
+                } else if agent != OWN_AGENT
+                    && let Some((what, hint)) =
+                        unknown_name("agent", ComparisonKind::Equality, agent)
                 {
                     self.warn(what, hint);
                 }
@@ -449,6 +451,7 @@ mod tests {
             "codes = [\"DCGM_FR_PENDING_ROW_REMAP\"]",
             "match = \"event.bit('REG0', 1)\"\ncodes = [\"74\"]",
             "window = \"720h\"",
+            "agents = [\"gpuwarden\"]\nchecks = [\"NodeRepaired\"]",
         ] {
             assert_eq!(warnings(keys), [""; 0], "{keys}");
         }

@@ -200,8 +200,8 @@ fn answers() -> Answers {
         seq: record.seq,
         created_at: record.created_at,
         event: contract::json::to_value(&record.event),
-        status: console::api::EventStatus::default(),
         analysis: Vec::new(),
+        status: console::api::EventStatus::default(),
     };
     let events: Vec<EventView> = records.iter().rev().map(view).collect();
     vec![
