@@ -112,18 +112,18 @@ fn rules_conclude_from_events_that_take_out_no_node_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let at = |minute: u32| {
-        let line = xid(1, "0000:b3:00", 31);
+        let line = xid(1, "0000:b3:00", 43);
         line.replace("12:00:01", &format!("12:{minute:02}:01"))
     };
-    fs::write(path("gpu-1.log"), at(0) + &at(10)).unwrap();
-    fs::write(path("gpu-2.log"), at(0) + &at(1)).unwrap();
+    let log = |minutes: [u32; 5]| minutes.map(at).concat();
+    fs::write(path("gpu-1.log"), log([0, 10, 20, 30, 40])).unwrap();
+    fs::write(path("gpu-2.log"), log([0, 1, 2, 3, 4])).unwrap();
     let (one, two) = (path("gpu-1.log"), path("gpu-2.log"));
     let (code, out, err) = gpuwarden(&["replay", &one, &two], "");
     assert_eq!(code, Some(0), "{out}{err}");
     let (code, out, err) = gpuwarden(&["replay", &one, &two, "--rules", "built-in"], "");
     assert_eq!(code, Some(1), "{out}{err}");
-    let first =
-        "2026-07-01 12:10:01.000  gpu-1  quarantine by 'default': cordon: RepeatedXID31OnSameGPU";
+    let first = "2026-07-01 12:40:01.000  gpu-1  quarantine by 'default': cordon: RepeatedXIDErrorOnSameGPU";
     assert!(out.starts_with(first), "{out}");
     assert!(out.contains("nodes taken out   1"), "{out}");
 
