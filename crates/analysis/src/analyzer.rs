@@ -55,7 +55,7 @@ pub struct Analyzer {
     due: BTreeSet<(Timestamp, GroupId)>,
     /// Last event of a node that new groups of the node do not know.
     unknown: BTreeMap<String, EntryKey>,
-    /// Last event of all nodes that are not listed.
+    /// Last event that new groups of nodes that are not listed do not know.
     unknown_of_others: Option<EntryKey>,
     /// Conclusions that an event of ours says are open.
     told: BTreeMap<GroupId, Told>,

@@ -23,7 +23,7 @@ pub struct Finding {
     pub conclusion: Conclusion,
 }
 
-/// Conclusion that an event of the analysis says is open.
+/// Conclusion that an event of ours says is open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Told {
     pub(crate) id: String,

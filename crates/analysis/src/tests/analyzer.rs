@@ -153,7 +153,7 @@ fn a_conclusion_is_said_once_and_names_its_evidence() {
     assert_eq!(event.entities_impacted[0].entity_value, "GPU-1");
     assert_eq!(event.metadata[keys::META_EVIDENCE], ids.join(","));
     model::event::validate(event).unwrap();
-    // The conclusion is part of the feed now, and nothing more is said.
+    // The event is part of the feed now, and nothing more is said.
     analyzer.record(&record(4800, event.clone()));
     assert_eq!(analyzer.to_say(at(9000), 100), []);
 }
@@ -169,7 +169,7 @@ fn who_ends_a_conclusion_ends_it_for_the_analyzer_too() {
         feed(&mut analyzer, &[recovery(700, rule, gpu)]);
         assert_eq!(open(&analyzer).is_empty(), ends, "{gpu}");
         assert_eq!(say(&mut analyzer, 700), [], "{gpu}");
-        // Events count from there on.
+        // The counts begin there.
         feed(&mut analyzer, &[xid(1300, "31", "GPU-1")]);
         assert_eq!(open(&analyzer).is_empty(), ends, "{gpu}");
         feed(&mut analyzer, &[xid(1900, "31", "GPU-1")]);
