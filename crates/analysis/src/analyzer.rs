@@ -6,6 +6,7 @@
 //! [`Analyzer::said`] reports that they are stored.
 
 mod checkpoint;
+mod explain;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,6 +24,7 @@ use crate::index::Index;
 use crate::rule::{EventView, Rule};
 
 pub use checkpoint::Saved;
+pub use explain::GroupView;
 
 pub use contract::keys::ANALYZER_AGENT as AGENT;
 
@@ -37,7 +39,7 @@ const MAX_NODES: usize = 20_000;
 const MAX_AHEAD: SignedDuration = SignedDuration::from_mins(5);
 /// Error codes that an application can cause itself: a crash of one job is no sign of a bad GPU,
 /// however often it is repeated (NVIDIA's catalogue; `examples/policies` has the same).
-const APPLICATION_CODES: [&str; 8] = ["13", "31", "43", "45", "66", "68", "69", "94"];
+pub const APPLICATION_CODES: [&str; 8] = ["13", "31", "43", "45", "66", "68", "69", "94"];
 
 /// Key of a group of a rule: the group, and the number of the rule.
 type GroupId = (Group, usize);

@@ -5,6 +5,7 @@
 //! entries that arrive in another order into this one.
 
 mod chain;
+mod held;
 mod solo;
 mod tally;
 mod trend;
@@ -16,6 +17,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use chain::Chain;
+pub use held::{Held, Lack};
 use solo::Solo;
 use tally::Tally;
 use trend::Trend;

@@ -1,5 +1,7 @@
 //! Groups of events: the values of an event for the keys that a rule groups by.
 
+use std::fmt;
+
 use contract::{Entity, HealthEvent, keys};
 use diagnosis::subject::{Subject, canonical_value};
 use serde::{Deserialize, Serialize};
@@ -163,7 +165,46 @@ impl GroupKey {
     }
 }
 
+impl fmt::Display for GroupKey {
+    /// Writes the name of the key in a file of rules.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = ["rack", "nvlink_domain", "zone"];
+        f.write_str(match self {
+            Self::Node => "node",
+            Self::Gpu => "gpu",
+            Self::Link => "link",
+            Self::Switch => "switch",
+            Self::Nic => "nic",
+            Self::Port => "port",
+            Self::Code => "code",
+            Self::Fault => "fault",
+            Self::Job => "job",
+            Self::Entity(kind) => return write!(f, "entity:{kind}"),
+            Self::Label(labels) => {
+                let known = named
+                    .into_iter()
+                    .find(|name| Self::parse(name).as_ref() == Some(self));
+                return match known {
+                    Some(name) => f.write_str(name),
+                    None => write!(f, "label:{}", labels.join(" ")),
+                };
+            }
+        })
+    }
+}
+
 // === impl Group ===
+
+impl fmt::Display for Group {
+    /// Writes the node, if the group is of one, and the values with their kinds.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let node = Some(self.node.clone()).filter(|node| !node.is_empty());
+        let parts = node
+            .into_iter()
+            .chain(self.values.iter().map(ToString::to_string));
+        f.write_str(&parts.collect::<Vec<_>>().join(", "))
+    }
+}
 
 impl Group {
     /// Returns the group of all events of a node; it comes before all other groups of the node.
@@ -216,6 +257,17 @@ impl GroupValue {
             Self::Metadata(key, value) => {
                 event.metadata.insert(key.clone(), value.clone());
             }
+        }
+    }
+}
+
+impl fmt::Display for GroupValue {
+    /// Writes the value with its kind.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(_) | Self::Fault(..) => f.write_str(&self.text()),
+            Self::Code(code) => write!(f, "code {code}"),
+            Self::Entity(kind, value) | Self::Metadata(kind, value) => write!(f, "{kind} {value}"),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::condition::{Conclusion, Condition, Entry, EntryKey, State};
+use crate::condition::{Conclusion, Condition, Entry, EntryKey, Held, State};
 
 /// Time for which entries are kept, so that late ones find their place.
 pub const LATENESS: SignedDuration = SignedDuration::from_mins(10);
@@ -90,6 +90,11 @@ impl History {
     /// Returns the conclusion as of a time.
     pub fn conclusion(&self, condition: &Condition, now: Timestamp) -> Option<Cow<'_, Conclusion>> {
         self.state.conclusion(condition, now)
+    }
+
+    /// Returns what counts as of a time.
+    pub(crate) fn held(&self, condition: &Condition, now: Timestamp) -> Held {
+        self.state.held(condition, now)
     }
 
     /// Returns the time after which the conclusion, as of `now`, changes without a further entry, or

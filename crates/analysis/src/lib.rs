@@ -18,9 +18,10 @@ pub mod ledger;
 mod load;
 mod rule;
 
-pub use analyzer::{AGENT, Analyzer, MAX_GROUPS, Saved, Saying};
+pub use analyzer::{AGENT, APPLICATION_CODES, Analyzer, GroupView, MAX_GROUPS, Saved, Saying};
 pub use condition::{
-    Conclusion, Condition, ConditionKind, Entry, EntryKey, Gaps, OtherFault, Report, State,
+    Conclusion, Condition, ConditionKind, Entry, EntryKey, Gaps, Held, Lack, OtherFault, Report,
+    State,
 };
 pub use finding::Finding;
 pub use group::{Group, GroupKey, GroupValue};

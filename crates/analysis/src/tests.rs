@@ -1,5 +1,6 @@
 mod analyzer;
 mod built_in;
+mod explain;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -18,6 +18,7 @@ mod node;
 mod nodes;
 mod policy;
 mod roles;
+mod rules;
 mod views;
 mod webhook;
 
@@ -51,6 +52,7 @@ pub(crate) use nodes::{
 };
 pub(crate) use policy::{PolicyArgs, PolicyCommand};
 pub(crate) use roles::{AgentArgs, ControllerArgs, ElectionArgs, ProcessArgs, RunArgs};
+pub(crate) use rules::{RulesArgs, RulesCommand};
 pub(crate) use views::{
     DecodeArgs, EventsArgs, ExplainArgs, ReplayArgs, SimulateArgs, StoreArgs, StoreCommand,
     ViewArgs,
@@ -236,6 +238,13 @@ pub(crate) enum Command {
                             gpuwarden policy presets gke > policy.toml"
     )]
     Policy(PolicyArgs),
+    /// Check, test, explain, compare and show the rules of the analysis.
+    #[command(
+        after_help = "Examples:\n  gpuwarden rules show\n  gpuwarden rules lint rules.toml\n  \
+                            gpuwarden rules test rules.toml\n  gpuwarden rules explain \
+                            RepeatedXIDErrorOnSameGPU gpu-7\n  gpuwarden rules diff built-in rules.toml"
+    )]
+    Rules(RulesArgs),
     /// Find what is wrong with this installation, and how to fix it; exit 1 when something is. Takes
     /// the flags of `run`, checks what `run` would use and the gpuwarden that runs, and changes
     /// nothing.

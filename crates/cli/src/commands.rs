@@ -24,9 +24,11 @@ mod progress;
 mod release;
 mod replay;
 mod report;
+mod rules;
 mod simulate;
 mod status;
 pub(crate) mod store;
+mod test_files;
 mod uninstall;
 mod veto;
 mod why_not;
@@ -71,6 +73,7 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         Command::Doctor(args) => doctor::execute(*args, given).await,
         Command::Completions { shell } => completions::execute(shell),
         Command::Policy(args) => policy::execute(&args.what),
+        Command::Rules(args) => rules::execute(&args.what).await,
         Command::Replay(args) => replay::execute(&args),
         Command::Simulate(args) => simulate::execute(&args),
         Command::WhyNot(args) => why_not::execute(&args, given).await,

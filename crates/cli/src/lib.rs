@@ -13,6 +13,7 @@ mod given;
 mod output;
 mod policy_source;
 mod reference;
+mod rules_source;
 mod settings;
 
 use std::ffi::OsStr;

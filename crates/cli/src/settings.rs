@@ -25,8 +25,9 @@ use std::path::{Path, PathBuf};
 use contract::findings::FileError;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use act::drain_config;
 pub use act::{ActSettings, AnalysisRules, Mode};
+pub(crate) use act::{drain_config, text_place};
+pub(crate) use amount::duration;
 pub use audit::AuditSettings;
 pub use device_api::{DeviceNetwork, DeviceSettings};
 pub use gpu::{FakeGpus, GpuSettings};

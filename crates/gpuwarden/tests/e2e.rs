@@ -102,6 +102,8 @@ mod reports;
 mod requests;
 #[path = "e2e/rivals.rs"]
 mod rivals;
+#[path = "e2e/rules.rs"]
+mod rules;
 #[path = "e2e/runbook.rs"]
 mod runbook;
 #[path = "e2e/scheduled.rs"]

@@ -15,16 +15,16 @@ use crate::replay::Replay;
 use crate::standard;
 
 /// Most tests in a file, and most events in a test.
-const MOST: usize = 10_000;
+pub(crate) const MOST: usize = 10_000;
 /// Time between two events of a test.
-const BETWEEN: SignedDuration = SignedDuration::from_secs(60);
+pub(crate) const BETWEEN: SignedDuration = SignedDuration::from_secs(60);
 
-/// File with tests of a policy.
+/// File with tests, by default of a policy.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Cases {
+pub struct Cases<C = Case> {
     /// Tests of the file, in order.
-    pub tests: Vec<Case>,
+    pub tests: Vec<C>,
 }
 
 /// Test of a policy.
@@ -68,7 +68,7 @@ pub struct Expect {
     pub decisions: Option<Vec<String>>,
 }
 
-/// Result of a test. Serialized names are part of the output of `policy test`.
+/// Result of a test. Serialized names are part of the output of `policy test` and `rules test`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CaseResult {
@@ -79,7 +79,7 @@ pub struct CaseResult {
     /// Reason why the test could not run, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Rulings about the faults that are open at the end.
+    /// Rulings about the faults that are open at the end, or all conclusions of rules.
     pub because: Vec<String>,
 }
 
@@ -87,7 +87,7 @@ pub struct CaseResult {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mismatch {
-    /// Key of [`Expect`] that differs.
+    /// Key of the expectation that differs.
     pub what: String,
     /// Value that the test expects.
     pub expected: Value,
@@ -176,7 +176,8 @@ fn node_of(given: Option<&Value>) -> Result<NodeView, String> {
     NodeView::from_object(object).ok_or_else(|| "node.metadata.name is not a text".to_owned())
 }
 
-fn event_of(
+/// Returns the event of a test on a node.
+pub(crate) fn event_of(
     value: &Value,
     node: &str,
     at: Timestamp,

@@ -319,7 +319,11 @@ fn never_so(comparison: &Comparison) -> Option<(String, String)> {
 }
 
 /// Returns a warning about a name that no known monitor sends in a field.
-fn unknown_name(field: &str, compared_by: ComparisonKind, name: &str) -> Option<(String, String)> {
+pub(crate) fn unknown_name(
+    field: &str,
+    compared_by: ComparisonKind,
+    name: &str,
+) -> Option<(String, String)> {
     let names: Vec<&str> = match field {
         "agent" => standard::agents().collect(),
         "checkName" => standard::checks().collect(),

@@ -142,6 +142,9 @@ pub fn checks() -> impl Iterator<Item = &'static str> {
         keys::CHECK_GPU_FALLEN_OFF,
         keys::CHECK_GPU_INIT,
         keys::CHECK_NIC_DRIVER,
+        keys::CHECK_GPU_COUNT,
+        keys::CHECK_GPU_IMEX,
+        keys::CHECK_REPAIRED,
     ];
     let others = OTHERS
         .into_iter()

@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Condition, ConditionKind, EntryKey, Report};
+use super::{Condition, ConditionKind, EntryKey, Held, Report};
 
 /// Completed steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,5 +82,24 @@ impl Chain {
             }
         }
         evidence
+    }
+
+    /// Returns the most steps that a report at a time could continue.
+    pub(super) fn held(&self, condition: &Condition, now: Timestamp) -> Held {
+        let ConditionKind::Sequence { within } = condition.kind else {
+            return Held::default();
+        };
+        let goes_on = |link: &&Link| {
+            now.duration_since(link.at) <= within
+                && now.duration_since(link.begin) <= condition.window
+        };
+        let mut links = self.links.iter().rev().flatten();
+        let link = links.find(goes_on);
+        let evidence = link.map(|link| link.ids.clone()).unwrap_or_default();
+        Held {
+            count: evidence.len() as u64,
+            evidence,
+            ..Held::default()
+        }
     }
 }

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Conclusion, Condition, ConditionKind, EntryKey, OtherFault, Report, after, before};
+use super::{
+    Conclusion, Condition, ConditionKind, EntryKey, Held, Lack, OtherFault, Report, after, before,
+};
 
 /// Most other faults of a group that are known at the same time. Beyond it the oldest is
 /// forgotten.
@@ -54,6 +56,26 @@ impl Solo {
     /// Returns the time of the latest report of another fault that has not recovered.
     pub(super) fn latest_other(&self) -> Option<Timestamp> {
         self.others.values().max().copied()
+    }
+
+    /// Returns the report that may stand alone, or the other faults that it does not stand alone for.
+    pub(super) fn held(&self, condition: &Condition) -> Held {
+        let others: Vec<String> = self
+            .others
+            .keys()
+            .map(|key| key.replace('\n', " "))
+            .collect();
+        let lack = match self.judged_after(condition) {
+            Some(judged) => Some(Lack::Silence(judged)),
+            None => (!others.is_empty()).then_some(Lack::Others(others)),
+        };
+        let evidence: Vec<String> = self.alone.iter().map(|alone| alone.id.clone()).collect();
+        Held {
+            count: evidence.len() as u64,
+            evidence,
+            lack,
+            ..Held::default()
+        }
     }
 
     /// Adds a report, where `last` is the time of the one before.

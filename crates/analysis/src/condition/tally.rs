@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::{Condition, ConditionKind, EntryKey, Report, before};
+use super::{Condition, ConditionKind, EntryKey, Held, Lack, Report, before};
 
 /// Items that count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,19 +56,28 @@ impl Tally {
             total -= oldest.weight;
             self.items.pop_front();
         }
-        let is_met = total >= needed && condition.close.is_none_or(|close| self.has_close(close));
+        let is_met = total >= needed
+            && condition
+                .close
+                .is_none_or(|close| has_close(self.items.iter(), close));
         is_met.then(|| self.items.iter().map(|item| item.id.clone()).collect())
     }
 
-    /// Returns true if no more than a time lies between two neighbours, or one stands for several
-    /// reports.
-    fn has_close(&self, close: SignedDuration) -> bool {
-        let mut before: Option<Timestamp> = None;
-        self.items.iter().any(|item| {
-            let is_close = item.weight > 1 || within(before, item.at, close);
-            before = Some(item.at);
-            is_close
-        })
+    /// Returns the items of the window before a time.
+    pub(super) fn held(&self, condition: &Condition, now: Timestamp) -> Held {
+        let begin = before(now, condition.window);
+        let counts = || self.items.iter().filter(|item| item.at >= begin);
+        let count = counts().map(|item| item.weight).sum();
+        let is_far = |close| count >= u64::from(condition.threshold) && !has_close(counts(), close);
+        Held {
+            count,
+            evidence: counts().map(|item| item.id.clone()).collect(),
+            lack: condition
+                .close
+                .filter(|close| is_far(*close))
+                .map(|_| Lack::Close),
+            ..Held::default()
+        }
     }
 
     /// Adds a report to the items.
@@ -127,6 +136,17 @@ impl Tally {
             None => self.items.push_back(item),
         }
     }
+}
+
+/// Returns true if no more than a time lies between two neighbours, or one stands for several
+/// reports.
+fn has_close<'a>(mut items: impl Iterator<Item = &'a Item>, close: SignedDuration) -> bool {
+    let mut before: Option<Timestamp> = None;
+    items.any(|item| {
+        let is_close = item.weight > 1 || within(before, item.at, close);
+        before = Some(item.at);
+        is_close
+    })
 }
 
 /// Returns true if no more than `gap` lies between two reports; reports that overlap have no gap.

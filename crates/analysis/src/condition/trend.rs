@@ -5,10 +5,10 @@
 
 use std::collections::VecDeque;
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::{Condition, ConditionKind, EntryKey, Report};
+use super::{Condition, ConditionKind, EntryKey, Held, Lack, Report};
 
 /// Parts of a window. A window consists of the part of the newest report and those before it.
 const PARTS: i64 = 12;
@@ -43,7 +43,7 @@ impl Trend {
         let ConditionKind::Trend { factor } = condition.kind else {
             return None;
         };
-        let index = part_of(key, condition.window);
+        let index = part_of(key.at, condition.window);
         let reports = if report.job.is_some() {
             1
         } else {
@@ -59,22 +59,45 @@ impl Trend {
                 id: key.id.clone(),
             }),
         }
-        let begin = index - PARTS;
-        self.parts.retain(|part| part.index > begin - PARTS);
-        let sum = |total: u64, part: &Part| total.saturating_add(part.reports);
-        let now = self.parts.iter().filter(|part| part.index > begin);
-        let before = self.parts.iter().filter(|part| part.index <= begin);
-        let (now, before) = (now.clone().fold(0, sum), before.fold(0, sum));
+        self.parts.retain(|part| part.index > index - 2 * PARTS);
+        let (now, before) = self.sums(index);
         let is_met = now >= u64::from(condition.threshold)
             && before > 0
             && now >= before.saturating_mul(u64::from(factor));
-        let parts = self.parts.iter().filter(|part| part.index > begin);
-        is_met.then(|| parts.map(|part| part.id.clone()).collect())
+        is_met.then(|| self.evidence(index))
+    }
+
+    /// Returns the reports of the window before a time.
+    pub(super) fn held(&self, condition: &Condition, now: Timestamp) -> Held {
+        let index = part_of(now, condition.window);
+        let (count, before) = self.sums(index);
+        Held {
+            count,
+            evidence: self.evidence(index),
+            lack: Some(Lack::Before(before)),
+            ..Held::default()
+        }
+    }
+
+    /// Returns the reports of the window that ends with a part, and of the window before.
+    fn sums(&self, index: i64) -> (u64, u64) {
+        let sum = |newest: i64| {
+            let within = |part: &&Part| part.index > newest - PARTS && part.index <= newest;
+            let parts = self.parts.iter().filter(within);
+            parts.fold(0_u64, |total, part| total.saturating_add(part.reports))
+        };
+        (sum(index), sum(index - PARTS))
+    }
+
+    /// Returns the first event of each part of the window that ends with a part.
+    fn evidence(&self, index: i64) -> Vec<String> {
+        let parts = self.parts.iter().filter(|part| part.index > index - PARTS);
+        parts.map(|part| part.id.clone()).collect()
     }
 }
 
 /// Returns the number of the part of a window that a time is in.
-fn part_of(key: &EntryKey, window: SignedDuration) -> i64 {
+fn part_of(at: Timestamp, window: SignedDuration) -> i64 {
     let length = i64::try_from(window.as_millis() / i128::from(PARTS)).unwrap_or(i64::MAX);
-    key.at.as_millisecond().div_euclid(length.max(1))
+    at.as_millisecond().div_euclid(length.max(1))
 }

@@ -107,10 +107,10 @@ pub(crate) struct ReplayArgs {
     /// Policy; with two, the decisions are compared [default: the built-in one].
     #[arg(long = "policy", value_name = "FILE|preset:NAME")]
     pub policies: Vec<String>,
-    /// Rules of the analysis, whose conclusions count as events: a file (TOML), or `built-in`
-    /// [default: no analysis].
+    /// Rules of the analysis, whose conclusions count as events: a file (TOML), or `built-in`; with
+    /// two, the decisions are compared [default: no analysis].
     #[arg(long, value_name = "FILE|built-in")]
-    pub rules: Option<String>,
+    pub rules: Vec<String>,
     /// File of changes to the catalogue (TOML); may be given several times.
     #[arg(long, value_name = "FILE")]
     pub catalog: Vec<PathBuf>,

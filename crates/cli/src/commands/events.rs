@@ -66,8 +66,7 @@ pub(super) async fn execute(args: &EventsArgs) -> anyhow::Result<u8> {
     anyhow::bail!("gpuwarden has ended the stream")
 }
 
-/// Writes all events up to position `last` of the feed. Follows the feed, which sends a page at a
-/// time, so that neither side holds all events.
+/// Writes all events up to position `last` of the feed.
 ///
 /// Reads the events of all nodes even for a single node: the retention may delete the newest event of
 /// a node meanwhile, but not the newest of all.
@@ -77,24 +76,41 @@ async fn all(
     last: Position,
     format: Format,
 ) -> anyhow::Result<u8> {
-    let mut lines = client.lines("/api/v1/events?follow=true&after=0").await?;
     let mut list = StreamedList::default();
+    let take = |event: EventView| {
+        let of_node = |name: &str| event.event["nodeName"].as_str() == Some(name);
+        if !node.is_none_or(of_node) {
+            return Ok(());
+        }
+        match format {
+            Format::Text | Format::Wide => write(&event, format),
+            Format::Json | Format::Yaml => list.item(format, &event),
+        }
+    };
+    each(client, last, take).await?;
+    list.end(format)?;
+    Ok(EXIT_OK)
+}
+
+/// Passes all events up to position `last` of the feed to `take`. Follows the feed, which sends a page
+/// at a time, so that neither side holds all events.
+pub(super) async fn each(
+    client: &Client,
+    last: Position,
+    mut take: impl FnMut(EventView) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut lines = client.lines("/api/v1/events?follow=true&after=0").await?;
     while let Some(line) = lines.next().await? {
         if line.is_empty() {
             continue;
         }
         let event: EventView = serde_json::from_str(&line)?;
         let seq = event.seq;
-        let of_node = |name: &str| event.event["nodeName"].as_str() == Some(name);
-        if seq <= last && node.is_none_or(of_node) {
-            match format {
-                Format::Text | Format::Wide => write(&event, format)?,
-                Format::Json | Format::Yaml => list.item(format, &event)?,
-            }
+        if seq <= last {
+            take(event)?;
         }
         if seq >= last {
-            list.end(format)?;
-            return Ok(EXIT_OK);
+            return Ok(());
         }
     }
     anyhow::bail!("gpuwarden has ended the stream before the last event")

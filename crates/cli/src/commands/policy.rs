@@ -1,7 +1,6 @@
 //! `gpuwarden policy`: checks, tests, compares and shows policies.
 
 mod show;
-mod test;
 
 use std::path::Path;
 
@@ -9,12 +8,12 @@ use anyhow::bail;
 use diagnosis::catalog::Catalog;
 use policy::Policy;
 use serde::Serialize;
+use trial::cases::{self, Case};
 use trial::compare::{Difference, SettingDifference, differences, settings, untried};
 use trial::lint::{Warning, lint};
 use trial::presets::{self, Preset};
-use trial::replay::Replay;
 
-use super::replay;
+use super::{replay, test_files};
 use crate::args::{Format, PolicyCommand};
 use crate::output::{self, Colour, plural, say};
 use crate::policy_source;
@@ -27,7 +26,11 @@ pub(super) fn execute(what: &PolicyCommand) -> anyhow::Result<u8> {
             policy,
             tests,
             output,
-        } => test::execute(policy, tests, output.output),
+        } => {
+            let loaded = policy_source::load(policy)?;
+            let run = |case: &Case| cases::run(case, &loaded, Catalog::builtin());
+            test_files::execute(policy, tests, run, output.output)
+        }
         PolicyCommand::Diff {
             a,
             b,
@@ -108,11 +111,11 @@ fn compare(
         written?;
     }
     let mut inputs = replay::Inputs::open(files, &[])?;
-    let mut replays = [
-        Replay::new(first, nodes.clone()).braked(),
-        Replay::new(second, nodes).braked(),
+    let mut sides = [
+        replay::Side::new(first, nodes.clone()),
+        replay::Side::new(second, nodes),
     ];
-    let code = replay::run(&mut replays, &mut inputs, None, format)?;
+    let code = replay::run(&mut sides, &mut inputs, format)?;
     Ok(code.max(exit_code(!found_any)))
 }
 

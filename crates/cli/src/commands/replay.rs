@@ -1,6 +1,6 @@
-//! `gpuwarden replay`: decisions of a policy about past events, or the difference of two policies.
+//! `gpuwarden replay`: decisions of a policy about past events, or the difference of two policies or
+//! sets of rules.
 
-mod conclusions;
 mod input;
 mod objects;
 
@@ -11,23 +11,30 @@ use anyhow::{Context as _, bail};
 use jiff::{SignedDuration, Timestamp};
 use model::event::EventRecord;
 use model::node::NodeView;
-use model::position::Position;
 use policy::Policy;
 use serde::Serialize;
 use serde_json::Value;
 use trial::replay::{Decided, Decision, Replay, Summary};
+use trial::rules::conclude::Conclusions;
 
 use crate::args::{Format, ReplayArgs};
 use crate::output::{self, Colour, StreamedList, plural, say};
-use crate::policy_source;
 use crate::{EXIT_FAILED, exit_code};
-use conclusions::Analysis;
+use crate::{policy_source, rules_source};
 pub(super) use input::Inputs;
 
-/// Names of the policies, in the order of the arguments.
+/// Names of what is compared, in the order of the arguments.
 const NAMES: [&str; 2] = ["A", "B"];
 /// Largest list of nodes (bytes): 5,000 nodes of 50 KiB.
 const MAX_NODES_BYTES: u64 = 256 * 1024 * 1024;
+
+/// A policy, with the rules whose conclusions it gets.
+pub(super) struct Side {
+    /// Name of what is compared: of the policy, or of the rules.
+    name: String,
+    replay: Replay,
+    conclusions: Option<Conclusions>,
+}
 
 /// Decision, and the policies that make it.
 #[derive(Serialize)]
@@ -57,64 +64,55 @@ struct Writer {
 
 pub(super) fn execute(args: &ReplayArgs) -> anyhow::Result<u8> {
     let nodes = args.nodes.as_deref().map(read_nodes).transpose()?;
-    let policies = match args.policies.as_slice() {
-        [] => vec![Policy::builtin()],
-        given => given
-            .iter()
-            .map(|policy| policy_source::load(policy))
-            .collect::<anyhow::Result<_>>()?,
-    };
-    if policies.len() > NAMES.len() {
-        bail!(
-            "--policy is given {} times; one or two can be replayed",
-            policies.len()
-        );
+    for (flag, given) in [("--policy", &args.policies), ("--rules", &args.rules)] {
+        if given.len() > NAMES.len() {
+            bail!(
+                "{flag} is given {} times; one or two can be replayed",
+                given.len()
+            );
+        }
     }
-    let mut replays: Vec<Replay> = policies
-        .into_iter()
-        .map(|policy| Replay::new(policy, nodes.clone()).braked())
-        .collect();
+    if args.policies.len() > 1 && args.rules.len() > 1 {
+        bail!("--policy and --rules are both given twice; compare either policies or rules");
+    }
+    let listed = nodes.as_deref().unwrap_or_default();
+    let count = args.policies.len().max(args.rules.len()).max(1);
+    let mut sides = Vec::new();
+    for index in 0..count {
+        let policy = args.policies.get(index).or(args.policies.first());
+        let policy = policy.map_or_else(|| Ok(Policy::builtin()), |it| policy_source::load(it))?;
+        let rules = args.rules.get(index).or(args.rules.first());
+        let mut side = Side::new(policy, nodes.clone());
+        if let Some(rules) = rules {
+            let loaded = rules_source::load(rules)?;
+            side.conclusions = Some(Conclusions::new(loaded, listed));
+            if args.rules.len() > 1 {
+                side.name.clone_from(rules);
+            }
+        }
+        sides.push(side);
+    }
     let mut inputs = Inputs::open(&args.files, &args.catalog)?;
-    let mut analysis = args.rules.as_deref().map(Analysis::load).transpose()?;
-    run(
-        &mut replays,
-        &mut inputs,
-        analysis.as_mut(),
-        args.output.output,
-    )
+    run(&mut sides, &mut inputs, args.output.output)
 }
 
 /// Replays all inputs. Returns the exit code: failed if a record could not be read, unhealthy if a
-/// node would have been taken out or, with two policies, they differ.
-pub(super) fn run(
-    replays: &mut [Replay],
-    inputs: &mut Inputs,
-    mut analysis: Option<&mut Analysis>,
-    format: Format,
-) -> anyhow::Result<u8> {
+/// node would have been taken out or, with two sides, they differ.
+pub(super) fn run(sides: &mut [Side], inputs: &mut Inputs, format: Format) -> anyhow::Result<u8> {
     let mut writer = Writer {
         format,
-        two: replays.len() > 1,
+        two: sides.len() > 1,
         list: StreamedList::default(),
         written: 0,
         found: false,
         only: [0, 0],
         both: 0,
     };
-    let analyzed = analysis.as_deref_mut();
-    output::even_if_unread(write(replays, inputs, analyzed, &mut writer))?;
-    if let Some(count) = analysis.map(|it| it.late()).filter(|count| *count > 0) {
-        output::warning(&format!(
-            "events of {} came too late for the rules, which need them in the order of their times",
-            plural(count as u64, "node")
-        ));
-    }
-    if inputs.problems() > 0 {
-        output::error(&anyhow::anyhow!(
-            "{} could not be read beside {}, and are missing in the result",
-            plural(inputs.problems(), "record"),
-            plural(inputs.events, "event")
-        ));
+    output::even_if_unread(write(sides, inputs, &mut writer))?;
+    let late = sides.iter().filter_map(|side| side.conclusions.as_ref());
+    warn_of_late(late.map(Conclusions::late).max());
+    if let Some(error) = unread(inputs) {
+        output::error(&error);
         return Ok(EXIT_FAILED);
     }
     let found = if writer.two {
@@ -125,13 +123,29 @@ pub(super) fn run(
     Ok(exit_code(!found))
 }
 
+/// Warns of nodes with events that came too late for rules.
+pub(super) fn warn_of_late(nodes: Option<usize>) {
+    if let Some(count) = nodes.filter(|count| *count > 0) {
+        output::warning(&format!(
+            "events of {} came too late for the rules, which need them in the order of their times",
+            plural(count as u64, "node")
+        ));
+    }
+}
+
+/// Returns the error for records that could not be read, if there are any.
+pub(super) fn unread(inputs: &Inputs) -> Option<anyhow::Error> {
+    (inputs.problems() > 0).then(|| {
+        anyhow::anyhow!(
+            "{} could not be read beside {}, and are missing in the result",
+            plural(inputs.problems(), "record"),
+            plural(inputs.events, "event")
+        )
+    })
+}
+
 /// Writes the decisions, and the summary.
-fn write(
-    replays: &mut [Replay],
-    inputs: &mut Inputs,
-    mut analysis: Option<&mut Analysis>,
-    writer: &mut Writer,
-) -> anyhow::Result<()> {
+fn write(sides: &mut [Side], inputs: &mut Inputs, writer: &mut Writer) -> anyhow::Result<()> {
     let format = writer.format;
     let mut names = BTreeSet::new();
     let mut times: Option<(Timestamp, Timestamp)> = None;
@@ -140,30 +154,21 @@ fn write(
             names.insert(item.event.node_name.clone());
         }
         times = Some((times.map_or(item.at, |(first, _)| first), item.at));
-        let record = EventRecord {
-            seq: Position::START, // The replay assigns the position.
-            id: item.event.id.clone(),
-            created_at: item.at,
-            event: item.event,
-        };
-        let concluded = analysis.as_mut().map(|it| it.events(&record));
-        for record in [record].into_iter().chain(concluded.unwrap_or_default()) {
-            let decisions: Vec<Vec<Decision>> = replays
-                .iter_mut()
-                .map(|replay| replay.take(&record))
-                .collect();
-            if decisions.iter().any(|made| !made.is_empty()) {
-                inputs.clear_progress();
-                writer.write(&decisions)?;
-            }
+        let record = item.record();
+        let decisions: Vec<Vec<Decision>> = (sides.iter_mut())
+            .map(|side| side.take(record.clone()))
+            .collect();
+        if decisions.iter().any(|made| !made.is_empty()) {
+            inputs.clear_progress();
+            writer.write(&decisions)?;
         }
     }
     inputs.clear_progress();
     writer.list.end(format)?;
     inputs.warn_of_garbled();
-    let left_out = left_out(replays).filter(|_| times.is_some());
+    let left_out = left_out(sides).filter(|_| times.is_some());
     if matches!(format, Format::Text | Format::Wide) {
-        summary(replays, inputs, writer, names.len(), times)?;
+        summary(sides, inputs, writer, names.len(), times)?;
         if let Some(text) = left_out {
             output::line(&text)?;
         }
@@ -196,7 +201,7 @@ pub(super) fn read_nodes(path: &Path) -> anyhow::Result<Vec<NodeView>> {
 }
 
 fn summary(
-    replays: &[Replay],
+    sides: &[Side],
     inputs: &Inputs,
     writer: &Writer,
     nodes: usize,
@@ -229,14 +234,14 @@ fn summary(
             say!("{count} {what}")?;
         }
     }
-    let summaries: Vec<Summary> = replays.iter().map(Replay::summary).collect();
-    table(replays, &summaries)?;
-    for (replay, summary) in replays.iter().zip(&summaries) {
+    let summaries: Vec<Summary> = sides.iter().map(|side| side.replay.summary()).collect();
+    table(sides, &summaries)?;
+    for (side, summary) in sides.iter().zip(&summaries) {
         if let Some(at) = summary.tripped_at {
             say!(
                 "the circuit breaker of {} tripped at {}: no node was taken out from then on, since in \
                  a replay nobody closes it",
-                output::plain(&replay.policy().source),
+                output::plain(&side.name),
                 shown_time(at)
             )?;
         }
@@ -260,15 +265,14 @@ fn summary(
     Ok(())
 }
 
-/// Writes the summaries of the policies side by side.
-fn table(replays: &[Replay], summaries: &[Summary]) -> anyhow::Result<()> {
+/// Writes the summaries side by side.
+fn table(sides: &[Side], summaries: &[Summary]) -> anyhow::Result<()> {
     let mut heads = vec![String::new()];
-    heads.extend(NAMES.iter().zip(replays).map(|(name, replay)| {
-        let source = &replay.policy().source;
-        if replays.len() > 1 {
-            format!("{name}: {source}")
+    heads.extend(NAMES.iter().zip(sides).map(|(name, side)| {
+        if sides.len() > 1 {
+            format!("{name}: {}", side.name)
         } else {
-            source.clone()
+            side.name.clone()
         }
     }));
     let cells: [(&str, Cell); 8] = [
@@ -296,10 +300,10 @@ fn table(replays: &[Replay], summaries: &[Summary]) -> anyhow::Result<()> {
 }
 
 /// Returns the note about limits of the brake that could not be applied.
-fn left_out(replays: &[Replay]) -> Option<String> {
-    let limits: BTreeSet<&str> = replays
+fn left_out(sides: &[Side]) -> Option<String> {
+    let limits: BTreeSet<&str> = sides
         .iter()
-        .flat_map(Replay::left_out)
+        .flat_map(|side| side.replay.left_out())
         .map(String::as_str)
         .collect();
     if limits.is_empty() {
@@ -315,13 +319,36 @@ fn left_out(replays: &[Replay]) -> Option<String> {
 
 /// Returns a time for people. Times near the beginning of 1970 are from logs that only have the time
 /// since boot.
-fn shown_time(at: Timestamp) -> String {
+pub(super) fn shown_time(at: Timestamp) -> String {
     const YEAR: i64 = 365 * 24 * 3_600;
     match at.as_millisecond() {
         since_boot if at.as_second() < YEAR => {
             format!("+{}.{:03} s", since_boot / 1_000, since_boot % 1_000)
         }
         _ => output::time(at),
+    }
+}
+
+// === impl Side ===
+
+impl Side {
+    /// Creates the side of a policy without rules.
+    pub(super) fn new(policy: Policy, nodes: Option<Vec<NodeView>>) -> Self {
+        Self {
+            name: policy.source.clone(),
+            replay: Replay::new(policy, nodes).braked(),
+            conclusions: None,
+        }
+    }
+
+    /// Returns the decisions about an event and the conclusions that come with it.
+    fn take(&mut self, record: EventRecord) -> Vec<Decision> {
+        let records = match &mut self.conclusions {
+            Some(conclusions) => conclusions.take(record),
+            None => vec![record],
+        };
+        let decisions = records.iter().map(|record| self.replay.take(record));
+        decisions.flatten().collect()
     }
 }
 

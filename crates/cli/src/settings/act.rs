@@ -256,7 +256,7 @@ fn is_unreachable(place: Option<&TextPlace>, has_cluster: bool) -> bool {
 }
 
 /// Parses the place of a text: a file, or a key of a `ConfigMap`.
-fn text_place(flag: &'static str, text: &str) -> Result<TextPlace, SettingsError> {
+pub(crate) fn text_place(flag: &'static str, text: &str) -> Result<TextPlace, SettingsError> {
     let Some(place) = text.strip_prefix("configmap:") else {
         return Ok(TextPlace::File(PathBuf::from(text)));
     };

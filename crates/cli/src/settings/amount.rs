@@ -10,7 +10,7 @@ use super::SettingsError;
 
 /// Parses a duration such as `30d`, `12h` or `1h30m`. A day has 24 hours. The result is never
 /// negative.
-pub(super) fn duration(name: &'static str, text: &str) -> Result<SignedDuration, SettingsError> {
+pub(crate) fn duration(name: &'static str, text: &str) -> Result<SignedDuration, SettingsError> {
     text.parse::<Span>()
         .and_then(|span| span.to_duration(SpanRelativeTo::days_are_24_hours()))
         .ok()

@@ -14,7 +14,8 @@ use anyhow::{Context as _, bail};
 use contract::{HealthEvent, json};
 use diagnosis::catalog::Catalog;
 use jiff::Timestamp;
-use model::event::{normalise, validate};
+use model::event::{EventRecord, normalise, validate};
+use model::position::Position;
 use serde_json::Value;
 
 use self::log::Log;
@@ -82,6 +83,20 @@ struct Problems {
     count: u64,
     /// Texts that are not written yet.
     texts: Vec<String>,
+}
+
+// === impl Item ===
+
+impl Item {
+    /// Returns the event as a store would have it, without its position.
+    pub(crate) fn record(self) -> EventRecord {
+        EventRecord {
+            seq: Position::START, // A replay assigns the position.
+            id: self.event.id.clone(),
+            created_at: self.at,
+            event: self.event,
+        }
+    }
 }
 
 // === impl Inputs ===

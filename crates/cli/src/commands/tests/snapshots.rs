@@ -38,6 +38,27 @@ kind = "HealthEvent"
 expression = "event.isFatal && event.checkName == 'SysLogXIDError'"
 "#;
 
+const RULES: &str = r#"
+[[rules]]
+name = "RackFault"
+enabled = false
+
+[[rules]]
+name = "RepeatedXID31OnSameGPU"
+strategy = "STORE_ONLY"
+
+[[rules]]
+name = "Repeated79"
+checks = ["SysLogXIDError"]
+codes = ["79"]
+group_by = ["gpu"]
+kind = "count"
+window = "24h"
+threshold = 2
+action = "CONTACT_SUPPORT"
+message = "It fell off the bus again."
+"#;
+
 const KERNEL_LOG: &str = "\
 [    1.000000] pci 0000:b3:00.0: [10de:2330] type 00 class 0x030200 PCIe Endpoint
 [   61.500000] NVRM: Xid (PCI:0000:b3:00): 31, pid=48213, name=python3, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_3 faulted @ 0x7f2c_41bd4000
@@ -236,13 +257,14 @@ async fn transcript(commands: &[&str]) -> String {
         ("policy.toml", POLICY),
         ("kern.log", KERNEL_LOG),
         ("site.toml", CATALOG),
+        ("rules.toml", RULES),
     ] {
         fs::write(Path::new(&path(name)), text).unwrap();
     }
     let mut transcript = String::new();
     for command in commands {
         let words = command.split(' ').map(|word| match word {
-            "policy.toml" | "kern.log" | "site.toml" => path(word),
+            "policy.toml" | "kern.log" | "site.toml" | "rules.toml" => path(word),
             "gpu-1=kern.log" => format!("gpu-1={}", path("kern.log")),
             "SERVER" => server.clone(),
             word => word.to_owned(),
@@ -286,6 +308,13 @@ snapshot! {
         "gpuwarden events -o yaml --limit 1 --server SERVER"];
     policy: ["gpuwarden policy lint policy.toml", "gpuwarden policy show policy.toml",
         "gpuwarden policy presets"];
+    rules: ["gpuwarden rules show --rules rules.toml", "gpuwarden rules show RepairNotWorking",
+        "gpuwarden rules show Repeated97 --rules rules.toml",
+        "gpuwarden rules lint rules.toml", "gpuwarden rules lint configmap:a --retention 1d",
+        "gpuwarden rules explain RepeatedXID31OnSameGPU --events gpu-1=kern.log",
+        "gpuwarden rules explain XIDErrorSoloNoBurst --events gpu-1=kern.log",
+        "gpuwarden rules explain RackFault gpu-1 --events gpu-1=kern.log",
+        "gpuwarden rules diff built-in rules.toml gpu-1=kern.log"];
     catalog: ["gpuwarden catalog xid 79", "gpuwarden catalog sxid 20034", "gpuwarden catalog nic",
         "gpuwarden catalog dcgm DCGM_FR_PENDING_ROW_REMAP", "gpuwarden catalog nic no-such-pattern",
         "gpuwarden catalog diff site.toml"];

@@ -1,18 +1,17 @@
-//! `gpuwarden policy test`: runs the tests of a policy.
+//! Runs files of tests: of a policy, or of rules.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use diagnosis::catalog::Catalog;
 use serde::Serialize;
-use trial::cases::{self, CaseResult, Cases};
+use serde::de::DeserializeOwned;
+use trial::cases::{CaseResult, Cases};
 
 use crate::args::Format;
 use crate::exit_code;
 use crate::output::{self, Colour, say};
-use crate::policy_source;
 
-/// Extension of the file of tests beside a policy.
+/// Extension of the file of tests beside a policy or rules.
 const BESIDE_FIRST: &str = "test.yaml";
 /// All extensions of files of tests.
 const BESIDE: [&str; 3] = [BESIDE_FIRST, "test.yml", "test.toml"];
@@ -25,8 +24,13 @@ struct Ran {
     outcome: CaseResult,
 }
 
-pub(super) fn execute(source: &str, tests: &[PathBuf], format: Format) -> anyhow::Result<u8> {
-    let policy = policy_source::load(source)?;
+/// Runs the tests of files, or of the file beside `source`. Returns the exit code.
+pub(super) fn execute<C: DeserializeOwned>(
+    source: &str,
+    tests: &[PathBuf],
+    run: impl Fn(&C) -> CaseResult,
+    format: Format,
+) -> anyhow::Result<u8> {
     let files = if tests.is_empty() {
         vec![beside(source)?]
     } else {
@@ -34,10 +38,10 @@ pub(super) fn execute(source: &str, tests: &[PathBuf], format: Format) -> anyhow
     };
     let mut ran = Vec::new();
     for file in &files {
-        for case in read(file)?.tests {
+        for case in read::<C>(file)?.tests {
             ran.push(Ran {
                 file: file.display().to_string(),
-                outcome: cases::run(&case, &policy, Catalog::builtin()),
+                outcome: run(&case),
             });
         }
     }
@@ -58,20 +62,20 @@ pub(super) fn execute(source: &str, tests: &[PathBuf], format: Format) -> anyhow
     Ok(exit_code(failed == 0))
 }
 
-/// Returns the file of tests beside a policy: `policy.test.yaml` for `policy.toml`.
+/// Returns the file of tests beside a file: `policy.test.yaml` for `policy.toml`.
 fn beside(source: &str) -> anyhow::Result<PathBuf> {
-    let policy = Path::new(source);
-    let candidates = BESIDE.map(|ending| policy.with_extension(ending));
+    let tested = Path::new(source);
+    let candidates = BESIDE.map(|ending| tested.with_extension(ending));
     match candidates.iter().find(|path| path.is_file()) {
         Some(path) => Ok(path.clone()),
         None => bail!(
             "there are no tests beside {source}: {} does not exist; name a file of tests",
-            policy.with_extension(BESIDE_FIRST).display()
+            tested.with_extension(BESIDE_FIRST).display()
         ),
     }
 }
 
-fn read(path: &Path) -> anyhow::Result<Cases> {
+fn read<C: DeserializeOwned>(path: &Path) -> anyhow::Result<Cases<C>> {
     let shown = path.display();
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read the tests {shown}"))?;
