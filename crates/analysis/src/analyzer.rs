@@ -7,6 +7,7 @@
 
 mod checkpoint;
 mod explain;
+mod groups;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,10 +19,12 @@ use model::reporter::Authority;
 
 use crate::condition::{ConditionKind, Entry, EntryKey, OtherFault, Report};
 use crate::finding::{Finding, Told, said_in};
-use crate::group::Group;
+use crate::group::{Group, GroupKey};
 use crate::history::{History, Recorded};
 use crate::index::Index;
 use crate::rule::{EventView, Rule};
+
+use groups::Groups;
 
 pub use checkpoint::Saved;
 pub use explain::GroupView;
@@ -49,9 +52,8 @@ type GroupId = (Group, usize);
 pub struct Analyzer {
     rules: Vec<Rule>,
     index: Index,
-    /// Groups by node first, so that those of a node are beside each other.
-    groups: BTreeMap<GroupId, GroupState>,
-    /// Times at which groups change without a further event.
+    groups: Groups,
+    /// Times at which groups may change without a further event: never later than they do.
     due: BTreeSet<(Timestamp, GroupId)>,
     /// Last event of a node that new groups of the node do not know.
     unknown: BTreeMap<String, EntryKey>,
@@ -135,7 +137,7 @@ impl Analyzer {
 
     /// Returns the open conclusions.
     pub fn open(&self) -> impl Iterator<Item = &Finding> {
-        self.groups.values().filter_map(|state| state.open.as_ref())
+        self.groups.states().filter_map(|state| state.open.as_ref())
     }
 
     /// Records an event. Conclusions of this program, and events that are only stored, are no
@@ -182,10 +184,11 @@ impl Analyzer {
         for (_, record) in sorted {
             self.record(record);
         }
-        let is_of_node = |id: &GroupId| id.0.node == node;
-        self.groups.retain(|id, _| is_of_node(id));
-        self.due.retain(|(_, id)| is_of_node(id));
-        self.groups.extend(others);
+        let rebuilt = std::mem::replace(&mut self.groups, others).take_node(node);
+        self.due.retain(|(_, id)| id.0.node == node);
+        for (id, state) in rebuilt {
+            self.groups.insert(id, state);
+        }
         self.due.extend(due);
         let known = self.unknown.remove(node);
         self.unknown = unknown;
@@ -203,13 +206,17 @@ impl Analyzer {
         while let Some((at, id)) = self.due.first().cloned()
             && at < now
         {
-            self.settle(&id, now);
-            let state = self.groups.get(&id);
-            if state.is_some_and(|state| state.open.is_some()) {
-                continue;
+            self.due.pop_first();
+            if let Some(state) = self.groups.get_mut(&id) {
+                state.due = None;
             }
-            let newest = state.and_then(|state| state.history.newest()).cloned();
-            if state.is_some_and(|state| state.due.is_some_and(|due| due < now)) {
+            self.settle(&id, now);
+            let Some(state) = self.groups.get(&id) else {
+                continue;
+            };
+            // Nothing counts any longer: what is open has a later time, or none.
+            if state.due.is_some_and(|due| due < now) {
+                let newest = state.history.newest().cloned();
                 self.knows_not_before(&id.0.node, newest);
                 self.forget(&id);
             }
@@ -323,11 +330,8 @@ impl Analyzer {
         // Others may close a conclusion: a person, or gpuwarden for a machine that is gone.
         if said.is_none() && Authority::of(event) == Authority::Trusted {
             let key = key_of(record);
-            let ids = self
-                .groups
-                .keys()
-                .filter(|id| id.1 == index && self.covers(id, event));
-            let ids: Vec<GroupId> = ids.cloned().collect();
+            let ids = self.groups.of_rule(index).map(|(group, _)| (group, index));
+            let ids: Vec<GroupId> = ids.filter(|id| self.covers(id, event)).collect();
             for id in ids {
                 self.add(&id, &key, Entry::Repair);
             }
@@ -384,6 +388,7 @@ impl Analyzer {
         let mut errors = Vec::new();
         let mut entries: Vec<(GroupId, Entry)> = Vec::new();
         let candidates = self.index.candidates(event);
+        let mut known = KnownGroups::default();
         let mut counted: BTreeSet<usize> = BTreeSet::new();
         for number in candidates {
             let Some(rule) = self.rules.get(number) else {
@@ -395,7 +400,7 @@ impl Analyzer {
             }
             counted.insert(number);
             let report = report(rule, record, bits);
-            let groups = rule.groups(event).into_iter();
+            let groups = known.of(rule, event).into_iter();
             entries.extend(groups.map(|group| ((group, number), Entry::Report(report.clone()))));
         }
         for number in self.index.solo() {
@@ -403,7 +408,7 @@ impl Analyzer {
                 .rules
                 .get(*number)
                 .filter(|_| !counted.contains(number));
-            let groups = rule.map(|rule| rule.groups(event)).unwrap_or_default();
+            let groups = rule.map(|rule| known.of(rule, event)).unwrap_or_default();
             let entry = || Entry::Other(other(event));
             entries.extend(groups.into_iter().map(|group| ((group, *number), entry())));
         }
@@ -417,7 +422,7 @@ impl Analyzer {
 
     /// Creates a group that is missing. Returns false if there are too many.
     fn create(&mut self, id: &GroupId) -> bool {
-        if self.groups.contains_key(id) {
+        if self.groups.get(id).is_some() {
             return true;
         }
         let Some(rule) = self.rules.get(id.1) else {
@@ -478,12 +483,14 @@ impl Analyzer {
         let forgotten = newest.and_then(|at| at.checked_add(rule.condition.window).ok());
         let due = state.history.changes_after(&rule.condition, now);
         let due = due.or(forgotten.filter(|_| state.open.is_none()));
-        if due != state.due {
-            if let Some(at) = state.due {
-                self.due.remove(&(at, id.clone()));
+        // Most reports only move the time back, which is seen when it has come.
+        if let Some(due) = due
+            && state.due.is_none_or(|known| due < known)
+        {
+            if let Some(known) = state.due.replace(due) {
+                self.due.remove(&(known, id.clone()));
             }
-            state.due = due;
-            self.due.extend(due.map(|at| (at, id.clone())));
+            self.due.insert((due, id.clone()));
         }
     }
 
@@ -502,6 +509,7 @@ impl Analyzer {
         let Some(key) = key else {
             return;
         };
+        self.changed.insert(node.to_owned());
         match self.unknown.get_mut(node) {
             Some(known) if *known >= key => {}
             Some(known) => *known = key,
@@ -517,12 +525,7 @@ impl Analyzer {
     }
 
     fn of_node<'a>(&'a self, node: &'a str) -> impl Iterator<Item = GroupId> + 'a {
-        let first = (Group::of_node(node), 0);
-        let of_node = self.groups.range(first..);
-        of_node
-            .map(|(id, _)| id)
-            .take_while(move |id| id.0.node == node)
-            .cloned()
+        self.groups.of_node(node)
     }
 
     /// Returns the groups of a rule that an event of this program names.
@@ -535,6 +538,29 @@ impl Analyzer {
     fn covers(&self, id: &GroupId, event: &HealthEvent) -> bool {
         let rule = self.rules.get(id.1);
         rule.is_some_and(|rule| rule.covers(&id.0, event))
+    }
+}
+
+/// Groups of one event, by the keys of the rules: many rules have the same.
+#[derive(Default)]
+struct KnownGroups<'a>(Vec<(&'a [GroupKey], Vec<Group>)>);
+
+// === impl KnownGroups ===
+
+impl<'a> KnownGroups<'a> {
+    /// Returns the groups that an event counts for in a rule.
+    fn of(&mut self, rule: &'a Rule, event: &HealthEvent) -> Vec<Group> {
+        // The codes of a group depend on the rule.
+        if rule.group_by.contains(&GroupKey::Code) {
+            return rule.groups(event);
+        }
+        let known = self.0.iter().find(|(keys, _)| *keys == rule.group_by);
+        if let Some((_, groups)) = known {
+            return groups.clone();
+        }
+        let groups = rule.groups(event);
+        self.0.push((&rule.group_by, groups.clone()));
+        groups
     }
 }
 

@@ -6,7 +6,6 @@
 //! [`Recorded::TooOld`] asks for all entries of the group.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -26,8 +25,8 @@ pub struct History {
     before: State,
     /// Last entry in `before`.
     summed_up: Option<EntryKey>,
-    #[serde(with = "as_list")]
-    kept: BTreeMap<EntryKey, Entry>,
+    /// Entries behind it, in their order.
+    kept: Vec<(EntryKey, Entry)>,
     /// State after all entries.
     state: State,
 }
@@ -53,30 +52,30 @@ impl History {
         Self {
             before: State::new(condition),
             summed_up: unknown,
-            kept: BTreeMap::new(),
+            kept: Vec::new(),
             state: State::new(condition),
         }
     }
 
     /// Records an entry.
     pub fn record(&mut self, condition: &Condition, key: EntryKey, entry: Entry) -> Recorded {
-        if self.kept.contains_key(&key) {
+        let found = self.kept.binary_search_by(|(known, _)| known.cmp(&key));
+        let Err(place) = found else {
             return Recorded::Known;
-        }
+        };
         if self.summed_up.as_ref().is_some_and(|last| key <= *last) {
             return Recorded::TooOld;
         }
-        let newest = self.kept.last_key_value().map(|(newest, _)| newest);
-        let is_late = newest.is_some_and(|newest| key < *newest);
+        let is_late = place < self.kept.len();
+        if !is_late {
+            self.state.step(condition, &key, &entry);
+        }
+        self.kept.insert(place, (key, entry));
         if is_late {
-            self.kept.insert(key, entry);
             self.state = self.before.clone();
             for (key, entry) in &self.kept {
                 self.state.step(condition, key, entry);
             }
-        } else {
-            self.state.step(condition, &key, &entry);
-            self.kept.insert(key, entry);
         }
         self.sum_up(condition);
         Recorded::Done
@@ -84,7 +83,7 @@ impl History {
 
     /// Returns the key of the latest entry.
     pub fn newest(&self) -> Option<&EntryKey> {
-        self.kept.last_key_value().map(|(key, _)| key)
+        self.kept.last().map(|(key, _)| key)
     }
 
     /// Returns the conclusion as of a time.
@@ -118,41 +117,15 @@ impl History {
 
     /// Moves old entries into the state before them.
     fn sum_up(&mut self, condition: &Condition) {
-        let Some((newest, _)) = self.kept.last_key_value() else {
+        let Some((newest, _)) = self.kept.last() else {
             return;
         };
         let since = newest.at.checked_sub(LATENESS).unwrap_or(Timestamp::MIN);
-        while let Some(oldest) = self.kept.first_entry()
-            && (oldest.key().at < since || self.kept.len() > MAX_KEPT)
-        {
-            let Some((key, entry)) = self.kept.pop_first() else {
-                return;
-            };
+        let old = self.kept.iter().take_while(|(key, _)| key.at < since);
+        let old = old.count().max(self.kept.len().saturating_sub(MAX_KEPT));
+        for (key, entry) in self.kept.drain(..old) {
             self.before.step(condition, &key, &entry);
             self.summed_up = Some(key);
         }
-    }
-}
-
-/// JSON form of the entries: a list, since the keys of a JSON object are texts.
-mod as_list {
-    use std::collections::BTreeMap;
-
-    use serde::{Deserialize as _, Deserializer, Serializer};
-
-    use super::{Entry, EntryKey};
-
-    pub(super) fn serialize<S: Serializer>(
-        entries: &BTreeMap<EntryKey, Entry>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(entries)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<BTreeMap<EntryKey, Entry>, D::Error> {
-        let entries: Vec<(EntryKey, Entry)> = Vec::deserialize(deserializer)?;
-        Ok(entries.into_iter().collect())
     }
 }

@@ -28,12 +28,11 @@ impl Analyzer {
         let Some(index) = self.rules.iter().position(|rule| rule.name == name) else {
             return Vec::new();
         };
-        let groups = self.groups.iter().filter(|((_, rule), _)| *rule == index);
-        let views = groups.filter_map(|((group, _), state)| {
+        let views = self.groups.of_rule(index).filter_map(|(group, state)| {
             let condition = &self.rules.get(index)?.condition;
             let conclusion = state.history.conclusion(condition, now);
             Some(GroupView {
-                group: group.clone(),
+                group,
                 held: state.history.held(condition, now),
                 conclusion: conclusion.map(std::borrow::Cow::into_owned),
                 until: state.history.changes_after(condition, now),

@@ -1,3 +1,5 @@
+use std::sync::LazyLock;
+
 use contract::{Entity, HealthEvent, ProcessingStrategy, json, keys};
 use jiff::Timestamp;
 use model::event::EventRecord;
@@ -6,7 +8,7 @@ use model::reporter::Reporter;
 use proptest::prelude::*;
 
 use super::at;
-use crate::{AGENT, Analyzer, Finding, Saved, Saying, built_in, parse};
+use crate::{AGENT, Analyzer, Finding, Rule, Saved, Saying, built_in, parse};
 
 pub(crate) fn entity(kind: &str, value: &str) -> Entity {
     Entity {
@@ -74,13 +76,16 @@ pub(crate) fn record(second: i64, mut event: HealthEvent) -> EventRecord {
     }
 }
 
+/// Built-in rules; loading compiles their expressions, which takes a while.
+static RULES: LazyLock<Vec<Rule>> = LazyLock::new(built_in);
+
 pub(crate) fn analyzer() -> Analyzer {
-    Analyzer::new(built_in())
+    Analyzer::new(RULES.clone())
 }
 
 /// Returns an analyzer with some of the built-in rules.
 fn with_rules(names: &[&str]) -> Analyzer {
-    let mut rules = built_in();
+    let mut rules = RULES.clone();
     rules.retain(|rule| names.contains(&rule.name.as_str()));
     assert_eq!(rules.len(), names.len());
     Analyzer::new(rules)
