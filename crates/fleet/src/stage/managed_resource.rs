@@ -172,6 +172,16 @@ impl<S: Default> ManagedResource<S> {
         }
     }
 
+    /// Handles a failed creation, which may have been carried out all the same. A resource that was
+    /// withdrawn meanwhile is deleted again: the deletion may have come first.
+    pub(super) fn not_created(&mut self, begun: bool, requests: &mut StageRequests<'_>) {
+        if let Some(attempt) = &self.attempt
+            && self.withdrawn == Some(attempt.key())
+        {
+            delete(attempt.clone(), begun, requests);
+        }
+    }
+
     /// Deletes the resource of the attempt, once; with `begun` even if its work has begun.
     pub(super) fn withdraw(
         &mut self,
@@ -309,6 +319,19 @@ mod tests {
             wanted.mark_wanted();
             assert_eq!(withdraw(&mut wanted), ["delete"], "once more");
         }
+    }
+
+    #[test]
+    fn what_may_have_been_created_after_it_was_deleted_is_deleted_again() {
+        let (attempt, mut wanted) = (attempt(), ManagedResource::<()>::default());
+        wanted.set_attempt(&attempt);
+        effects(|requests| wanted.create("RESTART_BM", json!({}), requests));
+        let failed = |wanted: &mut ManagedResource<()>| {
+            effects(|requests| wanted.not_created(false, requests))
+        };
+        assert_eq!(failed(&mut wanted), [""; 0], "it is wanted");
+        effects(|requests| wanted.withdraw(&attempt, false, requests));
+        assert_eq!(failed(&mut wanted), ["delete"]);
     }
 
     #[test]

@@ -153,6 +153,7 @@ impl RemediationState {
             // lost.
             CreateAnswer::Refused(why) => (self.refused, self.searching) = (Some(why), true),
             CreateAnswer::Failed { why, retry_after } => {
+                object.not_created(false, requests);
                 let failure = RequestFailure::Error { retry_after };
                 if object.retry.failed(&why, failure, requests.now()) {
                     let text = format!("the repair is not begun: {why}; it is tried again");

@@ -17,6 +17,20 @@ fn nothing_breaks_an_invariant() {
     );
 }
 
+/// Seeds that have found a fault, and the steps that it took.
+const FAILED: [(u64, u64); 1] = [
+    // The drain of another operator was created after its deletion, and the answer was lost.
+    (1_795_957_896, 250),
+];
+
+#[test]
+fn what_was_broken_once_is_not_broken_again() {
+    for (seed, steps) in FAILED {
+        let report = run(seed, steps);
+        assert!(report.violation.is_none(), "{report:#?}");
+    }
+}
+
 #[test]
 fn the_same_seed_is_the_same_run() {
     let [one, other] = [(); 2].map(|()| format!("{:?}", run(7, 1000)));

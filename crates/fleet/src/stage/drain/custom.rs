@@ -194,6 +194,7 @@ impl CustomState {
             CreateAnswer::Failed { why, retry_after } => {
                 let retry_after = *retry_after;
                 self.failed(why, RequestFailure::Error { retry_after }, requests);
+                self.object.not_created(true, requests);
             }
         }
         true
