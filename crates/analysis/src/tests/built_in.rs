@@ -280,15 +280,29 @@ fn the_same_fault_after_each_of_two_repairs() {
 
 #[test]
 fn three_nodes_of_a_rack_within_ten_minutes() {
+    for (rule, label) in [
+        ("RackFault", "topology.kubernetes.io/rack"),
+        ("RackFault", "network.topology.nvidia.com/leaf"),
+        ("NVLinkDomainFault", "nvidia.com/gpu.clique"),
+        (
+            "NVLinkDomainFault",
+            "network.topology.nvidia.com/accelerator",
+        ),
+    ] {
+        three_nodes_with(rule, label);
+    }
+}
+
+/// Checks the rule that groups nodes by a label.
+fn three_nodes_with(rule: &str, label: &str) {
     let of = |node: &str, second: i64, is_fatal| {
         let mut event = xid(second, "79", "GPU-1").event;
         event.node_name = node.to_owned();
         event.is_fatal = is_fatal;
-        let rack = ("topology.kubernetes.io/rack".to_owned(), "r7".to_owned());
+        let rack = (label.to_owned(), "r7".to_owned());
         event.metadata.extend([rack]);
         record(second, event)
     };
-    let rule = "RackFault";
     let three = [of("a", 0, true), of("b", 300, true), of("c", 600, true)];
     let mut analyzer = analyzer();
     feed(&mut analyzer, &three);
@@ -305,7 +319,6 @@ fn three_nodes_of_a_rack_within_ten_minutes() {
         [of("a", 0, true), of("b", 300, true), of("b", 600, true)],
         [of("a", 0, true), of("b", 300, true), of("c", 600, false)],
     ] {
-        feed(&mut super::analyzer::analyzer(), &not);
         concludes(&not, &[]);
     }
 }
