@@ -243,7 +243,9 @@ impl Ledger {
     /// Records an event that [`due`](Self::due) returned, once it is in the feed.
     fn record_own(&mut self, record: &EventRecord) {
         let event = &record.event;
-        let is_own = Reporter::of(event) == Some(Reporter::Monitor);
+        // A fault that was closed with its machine was reported all the same.
+        let is_own = Reporter::of(event) == Some(Reporter::Monitor)
+            && !event.metadata.contains_key(keys::META_GONE_AFTER);
         if event.check_name != keys::CHECK_KNOWN_BAD_GPU || !is_own {
             return;
         }

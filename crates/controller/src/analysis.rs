@@ -93,6 +93,8 @@ pub struct Analysis {
     reread_at: Instant,
     saved_at: Instant,
     shown_at: Option<Instant>,
+    /// Parts of the state that are being written; they are written again where that is cut off.
+    saving: Vec<String>,
     /// Position of the saved state; `None` before the first one.
     saved: Option<Position>,
     /// True once all events that were stored at the start are recorded.
@@ -120,6 +122,7 @@ impl Analysis {
             reread_at: now,
             saved_at: now,
             shown_at: None,
+            saving: Vec::new(),
             saved: None,
             begun: false,
             retry: Backoff::new(RETRY.0, RETRY.1),
@@ -416,8 +419,10 @@ impl Analysis {
     /// Saves the state with its position.
     async fn save(&mut self) -> Result<(), StoreError> {
         self.saved_at = Instant::now();
+        let cut_off = std::mem::take(&mut self.saving);
+        self.analyzer.not_saved(cut_off);
         let saved = self.analyzer.save();
-        let parts = saved.parts.keys().cloned().collect::<Vec<_>>();
+        self.saving = saved.parts.keys().cloned().collect();
         let checkpoint = Checkpoint {
             token: self.read,
             state: saved.state,
@@ -431,11 +436,11 @@ impl Analysis {
         {
             Ok(()) => {
                 self.saved = Some(self.read);
+                self.saving.clear();
                 Ok(())
             }
             Err(error) => {
                 self.metrics.error("save_error");
-                self.analyzer.not_saved(parts);
                 Err(error)
             }
         }

@@ -11,7 +11,7 @@ use crate::group::Group;
 pub struct GroupView {
     /// Node and values of the group.
     pub group: Group,
-    /// What counts.
+    /// Items that count.
     pub held: Held,
     /// Open conclusion.
     pub conclusion: Option<Conclusion>,

@@ -274,6 +274,19 @@ fn a_marked_gpu_that_turns_up_is_reported_until_it_is_good() {
         event.message
     );
     assert_eq!(settle(&mut ledger, 5 * DAY + 1), [("b".to_owned(), false)]);
+    // The fault of the GPU is closed with its machine: nothing is reported anew.
+    let mut gone = inventory("b", "17", "0000:5e:00", 5 * DAY + 2);
+    gone.event.agent = crate::AGENT.to_owned();
+    gone.event.check_name = keys::CHECK_KNOWN_BAD_GPU.to_owned();
+    let after = (
+        keys::META_GONE_AFTER.to_owned(),
+        gone.created_at.to_string(),
+    );
+    gone.event.metadata.extend([after]);
+    Reporter::Monitor.note_in(&mut gone.event);
+    assert!(gone.event.is_healthy);
+    ledger.record(&gone);
+    assert_eq!(ledger.due(), []);
     // Nothing is repeated, and the report is not a fault of the GPU's own.
     ledger.record(&inventory("b", "17", "0000:5e:00", 6 * DAY));
     assert_eq!(ledger.due(), []);

@@ -6,7 +6,7 @@
 //! `fault/machine.rs` tells two machines apart.
 
 use contract::HealthEvent;
-use contract::keys::ANALYZER_AGENT;
+use contract::keys::META_CONCLUSION;
 use jiff::SignedDuration;
 use model::event::MAX_EVENTS;
 use model::fault::MAX_OPEN_FAULTS_PER_NODE;
@@ -31,7 +31,8 @@ pub(super) fn close_dismissed_conclusions(look: &mut Look<'_>) -> bool {
     let why = "a person has given the node back";
     let faults = look.state.book.faults(look.name).iter();
     let closing: Vec<HealthEvent> = faults
-        .filter(|fault| fault.agent == ANALYZER_AGENT && fault.dismissed(dismissal.up_to))
+        .filter(|fault| fault.event.metadata.contains_key(META_CONCLUSION))
+        .filter(|fault| fault.dismissed(dismissal.up_to))
         .map(|fault| fault.gone(why, look.state.now))
         .collect();
     if closing.is_empty() {

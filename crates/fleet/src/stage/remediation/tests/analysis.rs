@@ -20,8 +20,10 @@ fn conclusion(gpu: &str) -> HealthEvent {
     event.agent = keys::ANALYZER_AGENT.to_owned();
     event.recommended_action = 5;
     let check = format!("{}/{}", fault.agent, fault.check_name);
-    let about = (keys::META_ANALYSED_CHECK.to_owned(), check);
-    event.metadata.extend([about]);
+    event.metadata.extend([
+        (keys::META_ANALYSED_CHECK.to_owned(), check),
+        (keys::META_CONCLUSION.to_owned(), "c".to_owned()),
+    ]);
     Reporter::Monitor.note_in(&mut event);
     event
 }
@@ -81,12 +83,17 @@ fn a_person_who_gives_the_node_back_closes_its_conclusions() {
     let mut world = world();
     fault(&mut world, 0, 24);
     world.store(conclusion("0"), world.now);
+    // The ledger reports a marked GPU once, and ends that itself.
+    let mut known_bad = conclusion("1");
+    known_bad.check_name = keys::CHECK_KNOWN_BAD_GPU.to_owned();
+    known_bad.metadata.remove(keys::META_CONCLUSION);
+    world.store(known_bad, world.now);
     world.settle_now();
-    assert_eq!(world.faults(), 2);
+    assert_eq!(world.faults(), 3);
     world.annotate(keys::RELEASE, "{}");
     world.settle_now();
     world.settle_now();
-    assert_eq!(world.faults(), 1, "the fault stays, as dismissed");
+    assert_eq!(world.faults(), 2, "the others stay, as dismissed");
     let last = &world.stored.last().unwrap().event;
     assert!(last.is_healthy && last.agent == keys::ANALYZER_AGENT);
     assert!(!last.metadata.contains_key(keys::META_CONCLUSION));
