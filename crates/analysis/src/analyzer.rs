@@ -115,11 +115,6 @@ impl Analyzer {
         &self.rules
     }
 
-    /// Returns the rule of a conclusion.
-    pub fn rule_of(&self, finding: &Finding) -> Option<&Rule> {
-        self.rules.iter().find(|rule| rule.name == finding.rule)
-    }
-
     /// Returns the number of events that led to nothing because there are too many groups.
     pub fn refused(&self) -> u64 {
         self.refused
