@@ -177,6 +177,9 @@ struct GpuMemory {
     /// Address and serial number of each GPU as reported since the boot, by UUID.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     inventory: BTreeMap<String, (String, Option<String>)>,
+    /// Time when all of them were last reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inventory_at: Option<Timestamp>,
     /// Last critical XID of each GPU that is not ready, by UUID.
     not_ready: BTreeMap<String, Critical>,
     /// True if a fault was reported that DCGM does not answer.

@@ -5,26 +5,35 @@
 //! that make both equal, again and again until they are part of the feed or
 //! [`Analyzer::said`] reports that they are stored.
 
+mod agenda;
 mod checkpoint;
 mod explain;
+mod facts;
 mod groups;
+mod members;
+mod sizes;
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use contract::{HealthEvent, ProcessingStrategy, json, keys};
-use diagnosis::fold::Sightings;
 use jiff::{SignedDuration, Timestamp};
 use model::event::EventRecord;
 use model::reporter::Authority;
 
-use crate::condition::{ConditionKind, Entry, EntryKey, OtherFault, Report};
+use crate::condition::{ConditionKind, Entry, EntryKey};
+use crate::context::Context;
 use crate::finding::{Finding, Told, said_in};
-use crate::group::{Group, GroupKey};
-use crate::history::{History, Recorded};
+use crate::group::{Group, GroupId};
+use crate::history::History;
 use crate::index::Index;
 use crate::rule::{EventView, Rule};
+use crate::text::Text;
 
-use groups::Groups;
+use agenda::Agenda;
+use facts::{Facts, Rows, about_orphan, key_of};
+use groups::{Groups, OfRules};
 
 pub use checkpoint::Saved;
 pub use explain::GroupView;
@@ -37,24 +46,21 @@ pub const MAX_GROUPS: usize = 200_000;
 /// Most nodes whose latest healthy event is known. Beyond it the oldest is forgotten, and events
 /// before that one are too late for new groups of all nodes.
 const MAX_NODES: usize = 20_000;
-/// Most that the time of an event may be ahead of its acceptance; a later one counts at the time of
-/// acceptance.
-const MAX_AHEAD: SignedDuration = SignedDuration::from_mins(5);
 /// Error codes that an application can cause itself: a crash of one job is no sign of a bad GPU,
 /// however often it is repeated (NVIDIA's catalogue; `examples/policies` has the same).
 pub const APPLICATION_CODES: [&str; 8] = ["13", "31", "43", "45", "66", "68", "69", "94"];
 
-/// Key of a group of a rule: the group, and the number of the rule.
-type GroupId = (Group, usize);
+/// Smallest difference of two times.
+const JUST_AFTER: SignedDuration = SignedDuration::from_nanos(1);
 
 /// All rules with their groups.
 #[derive(Debug, Default)]
 pub struct Analyzer {
-    rules: Vec<Rule>,
-    index: Index,
+    rules: Arc<[Rule]>,
+    index: Arc<Index>,
     groups: Groups,
-    /// Times at which groups may change without a further event: never later than they do.
-    due: BTreeSet<(Timestamp, GroupId)>,
+    context: Context,
+    agenda: Agenda,
     /// Last event of a node that new groups of the node do not know.
     unknown: BTreeMap<String, EntryKey>,
     /// Last event that new groups of nodes that are not listed do not know.
@@ -63,12 +69,6 @@ pub struct Analyzer {
     told: BTreeMap<GroupId, Told>,
     /// Recoveries of conclusions whose rules are not there any longer.
     orphans: BTreeMap<Vec<u8>, HealthEvent>,
-    /// Groups whose conclusion may differ from what was said.
-    unsaid: BTreeSet<GroupId>,
-    /// Nodes with events that came too late for their groups.
-    late: BTreeSet<String>,
-    /// Nodes whose groups have changed since they were saved.
-    changed: BTreeSet<String>,
     refused: u64,
     errors: Vec<String>,
 }
@@ -77,7 +77,7 @@ pub struct Analyzer {
 #[derive(Debug)]
 struct GroupState {
     history: History,
-    open: Option<Finding>,
+    open: Option<Box<Finding>>,
     due: Option<Timestamp>,
 }
 
@@ -104,8 +104,8 @@ impl Analyzer {
     /// Creates an analyzer without events.
     pub fn new(rules: Vec<Rule>) -> Self {
         Self {
-            index: Index::new(&rules),
-            rules,
+            index: Arc::new(Index::new(&rules)),
+            rules: rules.into(),
             ..Self::default()
         }
     }
@@ -132,25 +132,42 @@ impl Analyzer {
 
     /// Returns the open conclusions.
     pub fn open(&self) -> impl Iterator<Item = &Finding> {
-        self.groups.states().filter_map(|state| state.open.as_ref())
+        let open = self.groups.all(|_, state| state.open.as_deref());
+        open.into_iter().map(|(_, finding)| finding)
     }
 
     /// Records an event. Conclusions of this program, and events that are only stored, are no
     /// input.
     pub fn record(&mut self, record: &EventRecord) {
+        let sent = &record.event;
+        let missing = self.context.gpus.missing_name(sent, || key_of(record).at);
+        let Some(missing) = missing else {
+            self.record_named(record, sent);
+            return;
+        };
+        let mut named = record.clone();
+        named.event.entities_impacted.push(missing);
+        self.record_named(&named, sent);
+    }
+
+    /// Records an event with all known names of its GPU; `sent` is the event without those added.
+    fn record_named(&mut self, record: &EventRecord, sent: &HealthEvent) {
         let event = &record.event;
         if event.agent == AGENT {
-            self.record_own(record);
+            self.record_own(record, sent);
             return;
+        }
+        if event.check_name == keys::CHECK_GPU_INVENTORY {
+            self.record_gpus(record);
         }
         if event.processing_strategy == ProcessingStrategy::StoreOnly as i32 {
             return;
         }
-        let key = key_of(record);
+        let facts = Facts::new(record);
         if event.is_healthy {
-            self.record_healthy(record, &key);
+            self.record_healthy(&facts);
         } else {
-            self.record_fault(record, &key);
+            self.record_fault(&facts);
         }
     }
 
@@ -158,61 +175,69 @@ impl Analyzer {
     /// groups have to be built from all events ([`Self::rebuild`]). An empty name stands for the
     /// groups of several nodes.
     pub fn late(&self) -> &BTreeSet<String> {
-        &self.late
+        &self.agenda.late
     }
 
     /// Builds the groups of a node, or of several nodes if `node` is empty, from all their events.
     pub fn rebuild<'a>(&mut self, node: &str, events: impl IntoIterator<Item = &'a EventRecord>) {
-        let ids: Vec<GroupId> = self.of_node(node).collect();
+        let ids = self.groups.of_node(node);
         for id in &ids {
             self.forget(id);
         }
+        self.context.elsewhere.forget(node);
         let mut sorted: Vec<(EntryKey, &EventRecord)> =
             events.into_iter().map(|one| (key_of(one), one)).collect();
         sorted.sort_by(|(a, _), (b, _)| a.cmp(b));
         // The other groups know these events.
         let others = std::mem::take(&mut self.groups);
-        let due = std::mem::take(&mut self.due);
+        let due = std::mem::take(&mut self.agenda.due);
         let unknown = std::mem::take(&mut self.unknown);
         let of_others = self.unknown_of_others.take();
-        let late = std::mem::take(&mut self.late);
+        let late = std::mem::take(&mut self.agenda.late);
         for (_, record) in sorted {
             self.record(record);
         }
         let rebuilt = std::mem::replace(&mut self.groups, others).take_node(node);
-        self.due.retain(|(_, id)| id.0.node == node);
+        let agenda = &mut self.agenda;
+        agenda.due.retain(|(_, id)| id.0.node == node);
+        agenda.due.extend(due);
+        agenda.late = late;
+        agenda.late.remove(node);
+        agenda.unsaid.extend(ids);
+        agenda.note_changed(node);
         for (id, state) in rebuilt {
             self.groups.insert(id, state);
         }
-        self.due.extend(due);
         let known = self.unknown.remove(node);
         self.unknown = unknown;
         self.unknown.remove(node);
         self.unknown.extend(known.map(|key| (node.to_owned(), key)));
         self.unknown_of_others = of_others;
-        self.late = late;
-        self.late.remove(node);
-        self.unsaid.extend(ids);
-        self.changed.insert(node.to_owned());
     }
 
     /// Ends what ends with time, and forgets groups without anything that counts.
     pub fn time(&mut self, now: Timestamp) {
-        while let Some((at, id)) = self.due.first().cloned()
-            && at < now
+        while let Some((at, _)) = self.agenda.due.first()
+            && *at < now
+            && let Some((_, id)) = self.agenda.due.pop_first()
         {
-            self.due.pop_first();
-            if let Some(state) = self.groups.get_mut(&id) {
-                state.due = None;
-            }
+            let Some(state) = self.groups.get_mut(&id) else {
+                continue;
+            };
+            state.due = None;
             self.settle(&id, now);
             let Some(state) = self.groups.get(&id) else {
                 continue;
             };
-            // Nothing counts any longer: what is open has a later time, or none.
-            if state.due.is_some_and(|due| due < now) {
-                let newest = state.history.newest().cloned();
-                self.knows_not_before(&id.0.node, newest);
+            // Nothing counts any longer: what is open has a later time, or none. An event up to then
+            // that comes late would need what is forgotten.
+            if let Some(due) = state.due.filter(|due| *due < now) {
+                let at = due.checked_add(JUST_AFTER).unwrap_or(Timestamp::MAX);
+                let key = EntryKey {
+                    at,
+                    id: Text::default(),
+                };
+                self.knows_not_before(&id.0.node, Some(key));
                 self.forget(&id);
             }
         }
@@ -220,33 +245,36 @@ impl Analyzer {
 
     /// Returns the time of the next change without an event.
     pub fn next_time(&self) -> Option<Timestamp> {
-        self.due.first().map(|(at, _)| *at)
+        self.agenda.due.first().map(|(at, _)| *at)
     }
 
     /// Returns the events that report what changed, at most `limit`.
     pub fn to_say(&mut self, now: Timestamp, limit: usize) -> Vec<Saying> {
         let mut sayings: Vec<Saying> = Vec::new();
         let mut agreed = Vec::new();
-        for id in &self.unsaid {
-            let open = self.groups.get(id).and_then(|state| state.open.as_ref());
+        for id in &self.agenda.unsaid {
+            let state = self.groups.get(id);
+            let open = state.and_then(|state| state.open.as_deref());
             let told = self.told.get(id);
             let Some(rule) = self.rules.get(id.1) else {
                 continue;
             };
-            // The id follows from the first evidence, in a way that may change.
-            let of_open = open.map(|open| open.conclusion.evidence.first());
-            if of_open == told.map(|told| told.evidence.first()) {
+            // The end of a conclusion about another member, or on another node, comes before the one
+            // that follows it.
+            let open = open.filter(|open| told.is_none_or(|told| told.is_replaced_by(open)));
+            let event = match (open, told) {
+                (Some(open), Some(told)) if told.is(&open.conclusion) => None,
+                (Some(open), _) => Some(open.event(rule)),
+                (None, Some(told)) => Some(Finding::recovery(rule, &id.0, told, now)),
+                (None, None) => None,
+            };
+            let Some(event) = event else {
                 agreed.push(id.clone());
                 continue;
-            }
+            };
             if sayings.len() >= limit {
                 break;
             }
-            let event = match (open, told) {
-                (Some(open), _) => open.event(rule),
-                (None, Some(told)) => Finding::recovery(rule, &id.0, told, now),
-                (None, None) => continue,
-            };
             sayings.push(Saying {
                 event,
                 finding: open.cloned(),
@@ -254,7 +282,7 @@ impl Analyzer {
             });
         }
         for id in agreed {
-            self.unsaid.remove(&id);
+            self.agenda.unsaid.remove(&id);
         }
         let orphans = self
             .orphans
@@ -277,7 +305,7 @@ impl Analyzer {
         match &saying.about {
             About::Orphan(key) => drop(self.orphans.remove(key)),
             About::Group(id) => {
-                self.changed.insert(id.0.node.clone());
+                self.agenda.note_changed(&id.0.node);
                 match &saying.finding {
                     Some(finding) => drop(self.told.insert(id.clone(), Told::of(finding))),
                     None => drop(self.told.remove(id)),
@@ -287,145 +315,217 @@ impl Analyzer {
     }
 
     /// Records an event of this program: what was said, or the repair of a conclusion.
-    fn record_own(&mut self, record: &EventRecord) {
+    fn record_own(&mut self, record: &EventRecord, sent: &HealthEvent) {
         let event = &record.event;
-        let said = said_in(event);
         let index = self
             .rules
             .iter()
             .position(|rule| rule.name == event.check_name);
+        let said = said_in(event, index.and_then(|index| self.rules.get(index)));
         let Some(index) = index else {
-            let key = about_orphan(event);
+            let key = about_orphan(sent);
             if event.is_healthy {
                 self.orphans.remove(&key);
             } else if said.is_some() {
-                self.orphans.insert(key, Finding::recovery_of(event));
+                self.orphans.insert(key, Finding::recovery_of(sent));
             }
             return;
         };
         if let (Some(said), false) = (&said, event.is_healthy) {
-            for id in self.groups_of(index, event) {
-                self.changed.insert(id.0.node.clone());
-                self.unsaid.insert(id.clone());
+            // A conclusion was about the group that it names.
+            for id in self.groups_of(index, sent) {
+                self.agenda.note_changed(&id.0.node);
+                self.agenda.unsaid.insert(id.clone());
                 self.told.insert(id, said.clone());
             }
         }
         if !event.is_healthy {
             return;
         }
-        let closed: Vec<GroupId> = (self.told.keys())
-            .filter(|id| id.1 == index && self.covers(id, event))
-            .cloned()
+        let is_about = |id: &GroupId| self.covers(id, event) || self.covers(id, sent);
+        let closed: Vec<GroupId> = (self.told.iter())
+            .filter(|(id, told)| id.1 == index && is_about(id) && told.is_in(event))
+            .map(|(id, _)| id.clone())
             .collect();
         for id in closed {
             self.told.remove(&id);
-            self.changed.insert(id.0.node.clone());
-            self.unsaid.insert(id);
+            self.agenda.note_changed(&id.0.node);
+            self.agenda.unsaid.insert(id);
         }
         // Others may close a conclusion: a person, or gpuwarden for a machine that is gone.
         if said.is_none() && Authority::of(event) == Authority::Trusted {
             let key = key_of(record);
-            let ids = self.groups.of_rule(index).map(|(group, _)| (group, index));
-            let ids: Vec<GroupId> = ids.filter(|id| self.covers(id, event)).collect();
+            let ids: Vec<GroupId> = (self.groups.of_rule(index).into_iter())
+                .map(|(group, _)| (group.clone(), index))
+                .filter(|id| self.covers(id, event))
+                .collect();
+            let entry = self.rules.get(index).map(|rule| rule.repair(event));
+            let entry = Arc::new(entry.unwrap_or(Entry::Repair));
             for id in ids {
-                self.add(&id, &key, Entry::Repair);
+                self.add(&id.0, &key, &[(index, entry.clone())]);
+            }
+            let is_of_several = self
+                .rules
+                .get(index)
+                .is_some_and(|rule| rule.is_for_groups_of_nodes(event));
+            if is_of_several {
+                self.knows_not_before("", Some(key.clone()));
             }
             self.knows_not_before(&event.node_name, Some(key));
         }
     }
 
-    fn record_healthy(&mut self, record: &EventRecord, key: &EntryKey) {
-        let event = &record.event;
-        let view = EventView::new(event);
-        let mut errors = Vec::new();
+    fn record_healthy(&mut self, facts: &Facts<'_>) {
+        let event = facts.event;
+        let index = Arc::clone(&self.index);
+        let view = EventView::with_fields(event, index.fields());
+        let rules = Arc::clone(&self.rules);
         let mut steps: BTreeMap<usize, u32> = BTreeMap::new();
-        let mut begun = Vec::new();
-        for number in self.index.healthy() {
-            let rule = self.rules.get(*number);
-            let bits = rule.map_or(0, |rule| rule.steps_of(&view, &mut errors));
+        for number in index.healthy() {
+            let rule = rules.get(*number);
+            let bits = rule.map_or(0, |rule| rule.steps_of(&view, &mut self.errors));
             if bits != 0 {
                 steps.insert(*number, bits);
-                // The event names no device, so it can begin a group of the node only.
-                let of_node = rule.is_some_and(|rule| rule.group_by.is_empty());
-                begun.extend(of_node.then_some(*number));
             }
         }
-        for number in begun {
-            self.create(&(Group::of_node(&event.node_name), number));
+        let of_event = Arc::new(Group::of_node(&event.node_name));
+        for number in steps.keys() {
+            // The event names no device, so it can begin a group of the node only.
+            let rule = rules.get(*number);
+            if rule.is_some_and(|rule| rule.group_by.is_empty()) {
+                self.create((of_event.clone(), *number));
+            }
         }
-        let mut entries: Vec<(GroupId, Entry)> = Vec::new();
-        for id in self.of_node(&event.node_name).chain(self.of_node("")) {
-            let Some(rule) = self.rules.get(id.1).filter(|_| self.covers(&id, event)) else {
+        let other = LazyCell::new(|| Arc::new(facts.other()));
+        let of_node = self.groups.of_node(&event.node_name).into_iter();
+        for id in of_node.chain(self.groups.of_node("")) {
+            let Some(rule) = rules.get(id.1).filter(|rule| rule.covers(&id.0, event)) else {
                 continue;
             };
             let entry = if rule.is_repaired_by(event) && Authority::of(event) == Authority::Trusted
             {
-                Entry::Repair
+                Arc::new(rule.repair(event))
             } else if let Some(bits) = steps.get(&id.1) {
-                Entry::Report(report(rule, record, *bits))
+                Arc::new(Entry::Report(facts.report(rule, *bits)))
             } else if rule.needs_others() {
-                Entry::Other(other(event))
+                other.clone()
             } else {
                 continue;
             };
-            entries.push((id, entry));
+            self.add(&id.0, &facts.key, &[(id.1, entry)]);
         }
-        for (id, entry) in entries {
-            self.add(&id, key, entry);
+        let mut of_several = index
+            .of_several_nodes()
+            .iter()
+            .filter_map(|number| rules.get(*number).map(|rule| (number, rule)));
+        let is_trusted = Authority::of(event) == Authority::Trusted;
+        if of_several.any(|(number, rule)| {
+            let matters = steps.contains_key(number)
+                || rule.needs_others()
+                || (is_trusted && rule.is_repaired_by(event));
+            matters && rule.is_for_groups_of_nodes(event)
+        }) {
+            self.knows_not_before("", Some(facts.key.clone()));
         }
-        self.errors.append(&mut errors);
-        self.knows_not_before(&event.node_name, Some(key.clone()));
+        self.knows_not_before(&event.node_name, Some(facts.key.clone()));
     }
 
-    fn record_fault(&mut self, record: &EventRecord, key: &EntryKey) {
-        let event = &record.event;
-        let view = EventView::new(event);
-        let mut errors = Vec::new();
-        let mut entries: Vec<(GroupId, Entry)> = Vec::new();
-        let candidates = self.index.candidates(event);
-        let mut known = KnownGroups::default();
-        let mut counted: BTreeSet<usize> = BTreeSet::new();
+    fn record_fault(&mut self, facts: &Facts<'_>) {
+        let event = facts.event;
+        let index = Arc::clone(&self.index);
+        let view = EventView::with_fields(event, index.fields());
+        let rules = Arc::clone(&self.rules);
+        let mut rows = Rows::default();
+        let candidates = index.candidates(event);
+        let mut counted: Vec<usize> = Vec::new();
+        let mut exclusive = Vec::new();
         for number in candidates {
-            let Some(rule) = self.rules.get(number) else {
+            let Some(rule) = rules.get(number) else {
                 continue;
             };
-            let bits = rule.steps_of(&view, &mut errors);
-            if bits == 0 {
-                continue;
-            }
-            counted.insert(number);
-            let report = report(rule, record, bits);
-            let groups = known.of(rule, event).into_iter();
-            entries.extend(groups.map(|group| ((group, number), Entry::Report(report.clone()))));
-        }
-        for number in self.index.solo() {
-            let rule = self
-                .rules
-                .get(*number)
-                .filter(|_| !counted.contains(number));
-            let groups = rule.map(|rule| known.of(rule, event)).unwrap_or_default();
-            let entry = || Entry::Other(other(event));
-            entries.extend(groups.into_iter().map(|group| ((group, *number), entry())));
-        }
-        for (id, entry) in entries {
-            if self.create(&id) {
-                self.add(&id, key, entry);
+            let bits = rule.steps_of(&view, &mut self.errors);
+            if bits != 0 {
+                counted.push(number);
+                let report = facts.report(rule, bits);
+                if let ConditionKind::Exclusive { .. } = rule.condition.kind {
+                    if report.value.trim().is_empty() {
+                        continue;
+                    }
+                    exclusive.push((number, report.value.clone(), rule.groups(event)));
+                }
+                rows.add((number, rule), event, Arc::new(Entry::Report(report)));
             }
         }
-        self.errors.append(&mut errors);
+        let other = LazyCell::new(|| Arc::new(facts.other()));
+        for number in index.solo() {
+            let rule = rules.get(*number).filter(|_| !counted.contains(number));
+            if let Some(rule) = rule {
+                rows.add((*number, rule), event, other.clone());
+            }
+        }
+        for row in rows.0 {
+            for group in &row.groups {
+                self.add(group, &facts.key, &row.entries);
+            }
+        }
+        self.record_values(facts.key.at, exclusive);
     }
 
-    /// Creates a group that is missing. Returns false if there are too many.
-    fn create(&mut self, id: &GroupId) -> bool {
-        if self.groups.get(id).is_some() {
-            return true;
+    /// Adds an entry of each rule to the rule's group. A group that is missing is created, if there are
+    /// not too many.
+    fn add(&mut self, group: &Group, key: &EntryKey, entries: &[(usize, Arc<Entry>)]) {
+        if self.add_to_known(group, key, entries) {
+            return;
+        }
+        let known = self.groups.of(group).map(OfRules::group);
+        let shared = known.unwrap_or_else(|| Arc::new(group.clone()));
+        for (rule, _) in entries {
+            self.create((shared.clone(), *rule));
+        }
+        // What was added above is not added again.
+        self.add_to_known(group, key, entries);
+    }
+
+    /// Adds entries to the groups that there are. Returns false if one is missing.
+    fn add_to_known(
+        &mut self,
+        group: &Group,
+        key: &EntryKey,
+        entries: &[(usize, Arc<Entry>)],
+    ) -> bool {
+        let Some(of_rules) = self.groups.of_mut(group) else {
+            return false;
+        };
+        let group = of_rules.group();
+        let (mut has_all, mut has_changed) = (true, false);
+        for (number, entry) in entries {
+            let (Some(state), Some(rule)) = (of_rules.get_mut(*number), self.rules.get(*number))
+            else {
+                has_all = false;
+                continue;
+            };
+            let id = (group.clone(), *number);
+            has_changed |= self
+                .agenda
+                .add(&self.context, &id, state, rule, key, entry.clone());
+        }
+        if has_changed {
+            self.agenda.note_changed(&group.node);
+        }
+        has_all
+    }
+
+    /// Creates a group that is missing, if there are not too many.
+    fn create(&mut self, id: GroupId) {
+        if self.groups.get(&id).is_some() {
+            return;
         }
         let Some(rule) = self.rules.get(id.1) else {
-            return false;
+            return;
         };
         if self.groups.len() >= MAX_GROUPS {
             self.refused += 1;
-            return false;
+            return;
         }
         // A new group lacks the repairs so far, so earlier events are too late for it.
         let unknown = self
@@ -437,64 +537,22 @@ impl Analyzer {
             open: None,
             due: None,
         };
-        self.groups.insert(id.clone(), state);
-        true
-    }
-
-    /// Adds an entry to a group.
-    fn add(&mut self, id: &GroupId, key: &EntryKey, entry: Entry) {
-        let (Some(state), Some(rule)) = (self.groups.get_mut(id), self.rules.get(id.1)) else {
-            return;
-        };
-        match state.history.record(&rule.condition, key.clone(), entry) {
-            Recorded::Known => return,
-            Recorded::TooOld => {
-                self.late.insert(id.0.node.clone());
-                return;
-            }
-            Recorded::Done => {}
-        }
-        let now = state.history.newest().map_or(Timestamp::MIN, |key| key.at);
-        if !self.changed.contains(&id.0.node) {
-            self.changed.insert(id.0.node.clone());
-        }
-        self.settle(id, now);
+        self.groups.insert(id, state);
     }
 
     /// Determines the conclusion of a group as of a time.
     fn settle(&mut self, id: &GroupId, now: Timestamp) {
-        let (Some(state), Some(rule)) = (self.groups.get_mut(id), self.rules.get(id.1)) else {
-            return;
-        };
-        let conclusion = state.history.conclusion(&rule.condition, now);
-        let known = state.open.as_ref().map(|open| &open.conclusion);
-        if known != conclusion.as_deref() {
-            let conclusion = conclusion.map(std::borrow::Cow::into_owned);
-            state.open = conclusion.map(|it| Finding::new(rule, &id.0, it));
-            self.unsaid.insert(id.clone());
-            self.changed.insert(id.0.node.clone());
-        }
-        let newest = state.history.newest().map(|key| key.at);
-        let forgotten = newest.and_then(|at| at.checked_add(rule.condition.window).ok());
-        let due = state.history.changes_after(&rule.condition, now);
-        let due = due.or(forgotten.filter(|_| state.open.is_none()));
-        // Most reports only move the time back, which is seen when it has come.
-        if let Some(due) = due
-            && state.due.is_none_or(|known| due < known)
-        {
-            if let Some(known) = state.due.replace(due) {
-                self.due.remove(&(known, id.clone()));
-            }
-            self.due.insert((due, id.clone()));
+        if let (Some(state), Some(rule)) = (self.groups.get_mut(id), self.rules.get(id.1)) {
+            self.agenda.settle(&self.context, id, state, rule, now);
         }
     }
 
     /// Forgets a group.
     fn forget(&mut self, id: &GroupId) {
         if let Some(state) = self.groups.remove(id) {
-            self.changed.insert(id.0.node.clone());
+            self.agenda.note_changed(&id.0.node);
             if let Some(at) = state.due {
-                self.due.remove(&(at, id.clone()));
+                self.agenda.due.remove(&(at, id.clone()));
             }
         }
     }
@@ -504,7 +562,7 @@ impl Analyzer {
         let Some(key) = key else {
             return;
         };
-        self.changed.insert(node.to_owned());
+        self.agenda.note_changed(node);
         match self.unknown.get_mut(node) {
             Some(known) if *known >= key => {}
             Some(known) => *known = key,
@@ -519,115 +577,15 @@ impl Analyzer {
         }
     }
 
-    fn of_node<'a>(&'a self, node: &'a str) -> impl Iterator<Item = GroupId> + 'a {
-        self.groups.of_node(node)
-    }
-
     /// Returns the groups of a rule that an event of this program names.
     fn groups_of(&self, index: usize, event: &HealthEvent) -> Vec<GroupId> {
         let groups = self.rules.get(index).map(|rule| rule.groups(event));
         let groups = groups.unwrap_or_default().into_iter();
-        groups.map(|group| (group, index)).collect()
+        groups.map(|group| (Arc::new(group), index)).collect()
     }
 
     fn covers(&self, id: &GroupId, event: &HealthEvent) -> bool {
         let rule = self.rules.get(id.1);
         rule.is_some_and(|rule| rule.covers(&id.0, event))
-    }
-}
-
-/// Groups of one event, by the keys of the rules: many rules have the same.
-#[derive(Default)]
-struct KnownGroups<'a>(Vec<(&'a [GroupKey], Vec<Group>)>);
-
-// === impl KnownGroups ===
-
-impl<'a> KnownGroups<'a> {
-    /// Returns the groups that an event counts for in a rule.
-    fn of(&mut self, rule: &'a Rule, event: &HealthEvent) -> Vec<Group> {
-        // The codes of a group depend on the rule.
-        if rule.group_by.contains(&GroupKey::Code) {
-            return rule.groups(event);
-        }
-        let known = self.0.iter().find(|(keys, _)| *keys == rule.group_by);
-        if let Some((_, groups)) = known {
-            return groups.clone();
-        }
-        let groups = rule.groups(event);
-        self.0.push((&rule.group_by, groups.clone()));
-        groups
-    }
-}
-
-/// Returns what two events about a conclusion of an unknown rule have in common.
-fn about_orphan(event: &HealthEvent) -> Vec<u8> {
-    let about = HealthEvent {
-        node_name: event.node_name.clone(),
-        check_name: event.check_name.clone(),
-        error_code: event.error_code.clone(),
-        entities_impacted: event.entities_impacted.clone(),
-        ..HealthEvent::default()
-    };
-    prost::Message::encode_to_vec(&about)
-}
-
-/// Returns the key of an event in all histories.
-fn key_of(record: &EventRecord) -> EntryKey {
-    EntryKey {
-        at: time(record),
-        id: record.id.clone(),
-    }
-}
-
-/// Returns the time of an event: that of its last report, if that is credible.
-fn time(record: &EventRecord) -> Timestamp {
-    credible(Sightings::of(&record.event, record.created_at).last, record)
-}
-
-/// Returns a time of an event, or the time of its acceptance if the time is too far ahead of that.
-fn credible(time: Timestamp, record: &EventRecord) -> Timestamp {
-    let ahead = time.duration_since(record.created_at);
-    if ahead > MAX_AHEAD {
-        record.created_at
-    } else {
-        time
-    }
-}
-
-/// Returns what an event reports for a rule.
-fn report(rule: &Rule, record: &EventRecord, steps: u32) -> Report {
-    let event = &record.event;
-    let seen = Sightings::of(event, record.created_at);
-    let values = rule.distinct.iter().map(|key| {
-        let mut values = key.values(event).into_iter();
-        values.next().map(|value| value.text()).unwrap_or_default()
-    });
-    let value = match &rule.condition.kind {
-        ConditionKind::Burst(_) => event.error_code.first().cloned().unwrap_or_default(),
-        _ => values.collect::<Vec<_>>().join("\n"),
-    };
-    let by_application = |code: &String| APPLICATION_CODES.contains(&code.as_str());
-    let may_be_job = event.error_code.iter().any(by_application);
-    Report {
-        first: credible(seen.first, record).min(time(record)),
-        count: seen.count,
-        value,
-        job: event
-            .metadata
-            .get(keys::META_JOB)
-            .filter(|_| may_be_job)
-            .cloned(),
-        steps,
-        node: (!rule.is_of_one_node()).then(|| event.node_name.clone()),
-        only_counts: event.metadata.contains_key(keys::META_EARLIER_IN_BOOT),
-    }
-}
-
-/// Returns an event as another fault of a group, or its recovery.
-fn other(event: &HealthEvent) -> OtherFault {
-    OtherFault {
-        check: format!("{}/{}", event.agent, event.check_name),
-        codes: event.error_code.clone(),
-        is_healthy: event.is_healthy,
     }
 }

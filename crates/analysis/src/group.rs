@@ -4,24 +4,31 @@ use std::fmt;
 
 use contract::{Entity, HealthEvent, keys};
 use diagnosis::subject::{Subject, canonical_value};
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
+
+use crate::place::{NamedNodes, NodePlaces};
 
 /// Entity of a port of a NIC.
 const NIC_PORT: &str = "NICPort";
 /// Entities that name a GPU, the most durable name first. An event counts for its GPUs under the
 /// first kind that it has.
-const GPU_NAMES: [&str; 3] = [keys::ENTITY_GPU_UUID, keys::ENTITY_PCI, keys::ENTITY_GPU];
-/// Labels of the NVLink domain of a node: of the GPU Operator, and of Topograph.
-const NVLINK_DOMAIN_LABELS: [&str; 2] = [
-    "nvidia.com/gpu.clique",
-    "network.topology.nvidia.com/accelerator",
-];
-/// Labels of the rack of a node: the usual one, and that of Topograph for the first switch.
-const RACK_LABELS: [&str; 2] = [
-    "topology.kubernetes.io/rack",
-    "network.topology.nvidia.com/leaf",
-];
-const ZONE_LABELS: [&str; 1] = ["topology.kubernetes.io/zone"];
+pub(crate) const GPU_NAMES: [&str; 3] = [keys::ENTITY_GPU_UUID, keys::ENTITY_PCI, keys::ENTITY_GPU];
+
+/// Keys of an event's metadata that say where its node is: labels of the node, or what its monitor
+/// knows. The first one that the event has counts, unless the node has a place by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// Keys of the rack.
+    pub rack: Vec<String>,
+    /// Keys of the NVLink domain.
+    pub nvlink_domain: Vec<String>,
+    /// Keys of the zone.
+    pub zone: Vec<String>,
+    /// Places of nodes by their names.
+    pub nodes: NodePlaces,
+}
 
 /// Key that a rule groups events by. The node is part of a group, unless a key groups nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,12 +53,20 @@ pub enum GroupKey {
     Entity(String),
     /// Job, on any node.
     Job,
-    /// Value of the first of these labels that a node has. Groups nodes.
-    Label(Vec<String>),
+    /// Value of the first of some metadata keys that an event has, such as labels of its node.
+    /// Groups nodes.
+    Label {
+        /// Name of the key in a file of rules.
+        name: String,
+        /// Metadata keys.
+        labels: Vec<String>,
+        /// Nodes that have a value by their names, as one of the first key.
+        nodes: Arc<NamedNodes>,
+    },
 }
 
 /// Group of events: a value for each key of the rule.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Group {
     /// Name of the node. Empty in a group of several nodes.
     pub node: String,
@@ -59,8 +74,11 @@ pub struct Group {
     pub values: Vec<GroupValue>,
 }
 
+/// Key of a group of a rule: the group, and the number of the rule.
+pub(crate) type GroupId = (Arc<Group>, usize);
+
 /// Value of an event for a key of a rule.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum GroupValue {
     /// Node.
     Node(String),
@@ -74,12 +92,36 @@ pub enum GroupValue {
     Metadata(String, String),
 }
 
+// === impl Topology ===
+
+impl Default for Topology {
+    /// Returns the usual labels. Without them the chassis that events of GPUs name is the rack, and
+    /// the NVLink domain: of machines with a domain of their own that is a group of one node.
+    fn default() -> Self {
+        let or_chassis = |labels: [&str; 2]| {
+            let keys = labels.into_iter().chain([keys::META_CHASSIS_SERIAL]);
+            keys.map(str::to_owned).collect()
+        };
+        Self {
+            rack: or_chassis(keys::RACK_LABELS),
+            nvlink_domain: or_chassis(keys::NVLINK_DOMAIN_LABELS),
+            zone: vec![keys::ZONE_LABEL.to_owned()],
+            nodes: NodePlaces::default(),
+        }
+    }
+}
+
 // === impl GroupKey ===
 
 impl GroupKey {
     /// Returns the key with this name in a file of rules. `None` if there is none.
-    pub fn parse(name: &str) -> Option<Self> {
-        let labels = |labels: &[&str]| labels.iter().map(|label| (*label).to_owned()).collect();
+    pub fn parse(name: &str, topology: &Topology) -> Option<Self> {
+        let label = |labels: &[String], nodes: &Arc<NamedNodes>| Self::Label {
+            name: name.to_owned(),
+            labels: labels.to_vec(),
+            nodes: Arc::clone(nodes),
+        };
+        let places = &topology.nodes;
         Some(match name {
             "node" => Self::Node,
             "gpu" => Self::Gpu,
@@ -90,12 +132,14 @@ impl GroupKey {
             "code" => Self::Code,
             "fault" => Self::Fault,
             "job" => Self::Job,
-            "rack" => Self::Label(labels(&RACK_LABELS)),
-            "nvlink_domain" => Self::Label(labels(&NVLINK_DOMAIN_LABELS)),
-            "zone" => Self::Label(labels(&ZONE_LABELS)),
+            "rack" => label(&topology.rack, &places.rack),
+            "nvlink_domain" => label(&topology.nvlink_domain, &places.nvlink_domain),
+            "zone" => label(&topology.zone, &places.zone),
             _ => match name.split_once(':') {
                 Some(("entity", kind)) if !kind.is_empty() => Self::Entity(kind.to_owned()),
-                Some(("label", label)) if !label.is_empty() => Self::Label(labels(&[label])),
+                Some(("label", key)) if !key.is_empty() => {
+                    label(&[key.to_owned()], &Arc::default())
+                }
                 _ => return None,
             },
         })
@@ -107,13 +151,13 @@ impl GroupKey {
 
     /// Returns true if a group of the key may have events of several nodes.
     pub fn groups_nodes(&self) -> bool {
-        matches!(self, Self::Label(_) | Self::Job)
+        matches!(self, Self::Label { .. } | Self::Job)
     }
 
     /// Returns the labels of a node that the key reads.
     pub fn labels(&self) -> &[String] {
         match self {
-            Self::Label(labels) => labels,
+            Self::Label { labels, .. } => labels,
             _ => &[],
         }
     }
@@ -142,9 +186,12 @@ impl GroupKey {
             Self::Fault => faults(event),
             Self::Entity(kind) => of_entities(event, kind),
             Self::Job => metadata(keys::META_JOB).into_iter().collect(),
-            Self::Label(labels) => {
+            Self::Label { labels, nodes, .. } => {
+                let named = labels.first().zip(nodes.of(&event.node_name));
+                let named = named
+                    .map(|(label, place)| GroupValue::Metadata(label.clone(), place.to_owned()));
                 let mut known = labels.iter().filter_map(|label| metadata(label));
-                known.next().into_iter().collect()
+                named.or_else(|| known.next()).into_iter().collect()
             }
         }
     }
@@ -168,7 +215,6 @@ impl GroupKey {
 impl fmt::Display for GroupKey {
     /// Writes the name of the key in a file of rules.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = ["rack", "nvlink_domain", "zone"];
         f.write_str(match self {
             Self::Node => "node",
             Self::Gpu => "gpu",
@@ -180,15 +226,7 @@ impl fmt::Display for GroupKey {
             Self::Fault => "fault",
             Self::Job => "job",
             Self::Entity(kind) => return write!(f, "entity:{kind}"),
-            Self::Label(labels) => {
-                let known = named
-                    .into_iter()
-                    .find(|name| Self::parse(name).as_ref() == Some(self));
-                return match known {
-                    Some(name) => f.write_str(name),
-                    None => write!(f, "label:{}", labels.join(" ")),
-                };
-            }
+            Self::Label { name, .. } => name,
         })
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! EventRecord -> names: which GPUs -> GpuRow: place, fault, repair, mark -> known_bad: events
+//!                                             rma: conclusions that repairs do not help
 //!                                  -> NodeRow: fault, repair
 //! ```
 //!
@@ -15,14 +16,16 @@
 mod gpu;
 mod history;
 mod known_bad;
+mod marks;
 mod names;
+mod rma;
 mod score;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use contract::{HealthEvent, keys};
 use jiff::Timestamp;
-use model::event::EventRecord;
+use model::event::{EventRecord, floor_char_boundary};
 use model::reporter::{Authority, Reporter};
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +35,9 @@ pub use gpu::{
 pub use history::{
     FaultHistory, MAX_KEPT_OF_HISTORY, PastFault, Repair, RepairKind, SAME_FAULT, SAME_REPAIR,
 };
+pub use marks::{GpuMark, MAX_KEPT_MARKS};
 pub use names::{MAX_GPU_NAME_BYTES, MAX_GPUS_OF_EVENT, real as real_name};
+pub use rma::RmaCandidacy;
 pub use score::{HALF_LIFE, Score, ScoreTerm};
 
 use crate::AGENT;
@@ -92,7 +97,9 @@ impl Ledger {
         if Authority::of(event) != Authority::Trusted {
             return;
         }
-        if event.agent == AGENT {
+        if event.agent == AGENT && event.check_name == keys::CHECK_REPAIR_NOT_WORKING {
+            self.record_unrepaired(record);
+        } else if event.agent == AGENT {
             self.record_own(record);
         } else if let Some(mark) = mark(record) {
             for gpu in names::of(event) {
@@ -209,7 +216,7 @@ impl Ledger {
         let tells = history::is_fault(event) || history::repair(record).is_some();
         let is_seen = shows_gpu(event);
         let provider_id = event.metadata.get(keys::META_PROVIDER_ID);
-        let provider_id = provider_id.map(|id| gpu::shortened(id)).unwrap_or_default();
+        let provider_id = provider_id.map(|id| shortened(id)).unwrap_or_default();
         let node = &event.node_name;
         if tells && node.len() <= MAX_NODE_BYTES {
             self.make_room_for_node(node);
@@ -443,8 +450,8 @@ fn mark(record: &EventRecord) -> Option<Mark> {
         at: record.created_at,
         event: record.id.clone(),
         kind,
-        reason: gpu::shortened(&event.message),
-        by: by.map(|by| gpu::shortened(by)).unwrap_or_default(),
+        reason: shortened(&event.message),
+        by: by.map(|by| shortened(by)).unwrap_or_default(),
     })
 }
 
@@ -461,6 +468,12 @@ fn shows_gpu(event: &HealthEvent) -> bool {
             .iter()
             .any(|code| code == keys::CODE_GPU_LOST);
     !is_lost && !has(keys::META_EARLIER_IN_BOOT) && !has(keys::META_TAKEN_OVER)
+}
+
+/// Returns a text without what is beyond [`MAX_REASON_BYTES`].
+fn shortened(text: &str) -> String {
+    let end = floor_char_boundary(text, MAX_REASON_BYTES);
+    text.get(..end).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

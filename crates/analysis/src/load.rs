@@ -3,16 +3,22 @@
 //! The rules of a file come beside the built-in ones. One with the name of a built-in rule and
 //! without `kind` changes what it names of that rule, as entries of NVSentinel's file do.
 
+mod compared;
+mod topology;
+
 use contract::findings::{FileError, Findings, Format};
 use contract::{ProcessingStrategy, RecommendedAction, parse_action};
 use jiff::SignedDuration;
 use policy::{CelRule, RuleKind};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use crate::condition::{Condition, ConditionKind, Gaps};
-use crate::group::GroupKey;
+use crate::group::{GroupKey, Topology};
+use crate::place::NodePlaces;
 use crate::rule::{Matches, Rule};
+
+use topology::TopologyEntry;
 
 /// Built-in rules.
 pub const BUILT_IN: &str = include_str!("../data/rules.toml");
@@ -30,12 +36,23 @@ const STICKY: [&str; 5] = ["74", "79", "95", "109", "119"];
 /// Longest time between two reports of one burst with such codes.
 const STICKY_GAP: SignedDuration = SignedDuration::from_hours(3);
 
+/// Text of rules, and the place that it comes from. Both are empty for the built-in rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RulesText {
+    /// File or `ConfigMap`.
+    pub source: String,
+    /// Rules beside the built-in ones.
+    pub text: String,
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     /// False to use the rules of the file only.
     #[serde(default = "on")]
     built_in: bool,
+    #[serde(default)]
+    topology: TopologyEntry,
     #[serde(default)]
     rules: Vec<Spanned<RuleEntry>>,
 }
@@ -64,12 +81,19 @@ struct RuleEntry {
     kind: Option<String>,
     window: Option<String>,
     threshold: Option<i64>,
+    share: Option<String>,
     #[serde(default)]
     distinct: Vec<String>,
     gap: Option<String>,
     close: Option<String>,
     within: Option<String>,
     factor: Option<i64>,
+    /// True to count only values that no other group has.
+    exclusive: Option<bool>,
+    member: Option<String>,
+    /// True to look for a member without reports, beside others that have some.
+    silent: Option<bool>,
+    siblings: Option<i64>,
     #[serde(default)]
     steps: Vec<StepEntry>,
     #[serde(default)]
@@ -126,13 +150,18 @@ struct Reader<'a, 'f> {
     findings: &'a mut Findings<'f>,
     /// Path of the rule in the file.
     path: String,
+    topology: &'a Topology,
 }
 
 /// Returns the built-in rules.
 pub fn built_in() -> Vec<Rule> {
+    built_in_by(&Topology::default())
+}
+
+fn built_in_by(topology: &Topology) -> Vec<Rule> {
     // A test reads them.
     let file = Findings::read::<File>(BUILT_IN, BUILT_IN_SOURCE, Format::Toml);
-    let rules = file.and_then(|(file, findings)| rules_of(file, findings, &[]));
+    let rules = file.and_then(|(file, findings)| rules_of(file, findings, topology, &[]));
     rules.unwrap_or_default()
 }
 
@@ -140,13 +169,15 @@ pub fn built_in() -> Vec<Rule> {
 /// those off. `source` names the file in findings. Rules that are not enabled are checked, and left
 /// out.
 pub fn parse(text: &str, source: &str) -> Result<Vec<Rule>, FileError> {
-    let (file, findings) = Findings::read::<File>(text, source, Format::Toml)?;
-    rules_of(file, findings, &built_in())
+    let (mut file, mut findings) = Findings::read::<File>(text, source, Format::Toml)?;
+    let topology = std::mem::take(&mut file.topology).read(&mut findings);
+    rules_of(file, findings, &topology, &built_in_by(&topology))
 }
 
 fn rules_of(
     file: File,
     mut findings: Findings<'_>,
+    topology: &Topology,
     built_in: &[Rule],
 ) -> Result<Vec<Rule>, FileError> {
     let mut rules: Vec<Rule> = Vec::new();
@@ -167,6 +198,7 @@ fn rules_of(
         let mut reader = Reader {
             findings: &mut findings,
             path: format!("rules[{index}]"),
+            topology,
         };
         let rule = match known {
             Some(known) if entry.kind.is_none() => reader.changed(known, &entry),
@@ -180,6 +212,25 @@ fn rules_of(
 
 fn or_common<'a>(own: &'a [String], common: &'a [String]) -> &'a [String] {
     if own.is_empty() { common } else { own }
+}
+
+// === impl RulesText ===
+
+impl RulesText {
+    /// Parses the rules, as [`parse`] does.
+    pub fn parse(&self) -> Result<Vec<Rule>, FileError> {
+        if self.text.is_empty() {
+            return Ok(built_in());
+        }
+        parse(&self.text, &self.source)
+    }
+
+    /// Returns the places that the text gives to nodes by their names; none if it has findings.
+    pub fn places(&self) -> NodePlaces {
+        let file = Findings::read::<File>(&self.text, &self.source, Format::Toml);
+        let read = file.map(|(file, mut findings)| file.topology.read(&mut findings).nodes);
+        read.unwrap_or_default()
+    }
 }
 
 // === impl RuleEntry ===
@@ -218,6 +269,7 @@ impl Reader<'_, '_> {
         if let Some(fatal) = entry.fatal {
             rule.fatal = fatal;
         }
+        self.changed_outlier(&mut rule, entry)?;
         rule.condition.until_repaired = rule.fatal;
         if let Some(strategy) = &entry.strategy {
             rule.strategy = self.strategy(strategy)?;
@@ -227,6 +279,9 @@ impl Reader<'_, '_> {
         }
         if let Some(threshold) = entry.threshold {
             rule.condition.threshold = self.threshold(Some(threshold))?;
+        }
+        if let Some(share) = &entry.share {
+            rule.share = self.share(share, &rule.group_by, &rule.distinct);
         }
         if let Some(message) = &entry.message {
             rule.message.clone_from(message);
@@ -239,6 +294,9 @@ impl Reader<'_, '_> {
             ("close", entry.close.is_some()),
             ("within", entry.within.is_some()),
             ("factor", entry.factor.is_some()),
+            ("exclusive", entry.exclusive.is_some()),
+            ("member", entry.member.is_some()),
+            ("silent", entry.silent.is_some()),
             ("recover", !entry.recover.is_empty()),
             ("fatal_events", entry.fatal_events.is_some()),
             ("agents", !entry.agents.is_empty()),
@@ -284,12 +342,18 @@ impl Reader<'_, '_> {
                 self.refuse("threshold", "this kind has none; write times in a step");
                 None
             }
+            (Some(ConditionKind::Silent { .. }), _) => entry
+                .siblings
+                .and_then(|siblings| u32::try_from(siblings).ok()),
             (_, number) => self.threshold(number),
         };
         let close = entry.close.as_ref();
         let close = close.and_then(|close| self.duration("close", Some(close), ""));
         let group_by = self.keys("group_by", &entry.group_by);
         let distinct = self.keys("distinct", &entry.distinct);
+        let share = entry.share.as_ref();
+        let share = share.and_then(|share| self.share(share, &group_by, &distinct));
+        let member = self.member(&entry, kind.as_ref());
         let needed = |text: Option<String>| text.filter(|text| !text.trim().is_empty());
         let action = self.action(entry.action.as_deref().unwrap_or_default());
         let strategy = match &entry.strategy {
@@ -304,13 +368,17 @@ impl Reader<'_, '_> {
             return None;
         }
         let action = action?;
-        let fatal = entry.fatal.unwrap_or(action != RecommendedAction::None);
+        let is_hint = matches!(kind, Some(ConditionKind::Silent { .. }));
+        let fatal = entry
+            .fatal
+            .unwrap_or(!is_hint && action != RecommendedAction::None);
         Some(Rule {
             name: entry.name,
             matches: matches?,
             steps: if is_sequence { steps } else { Vec::new() },
             group_by,
             distinct,
+            member,
             condition: Condition {
                 kind: kind?,
                 threshold: threshold?,
@@ -318,6 +386,7 @@ impl Reader<'_, '_> {
                 close,
                 until_repaired: fatal,
             },
+            share,
             recover: entry.recover,
             component_class: entry.component_class.unwrap_or_else(|| "GPU".to_owned()),
             action,
@@ -329,7 +398,7 @@ impl Reader<'_, '_> {
 
     /// Reads the kind, with the keys that belong to it.
     fn kind(&mut self, entry: &RuleEntry) -> Option<ConditionKind> {
-        let kinds = ["count", "burst", "sequence", "solo", "trend"];
+        let kinds = ["count", "burst", "sequence", "solo", "trend", "outlier"];
         let kinds = kinds.map(|kind| (kind, kind));
         let Some(kind) = &entry.kind else {
             let names = kinds.map(|(name, _)| name).join(", ");
@@ -338,18 +407,25 @@ impl Reader<'_, '_> {
         };
         let at = self.at("kind");
         let kind = self.findings.one_of(&at, kind, &kinds)?;
-        let others = [
-            ("gap", entry.gap.is_some(), ["burst", "solo"]),
-            ("close", entry.close.is_some(), ["count", ""]),
-            ("within", entry.within.is_some(), ["sequence", ""]),
-            ("steps", !entry.steps.is_empty(), ["sequence", ""]),
-            ("factor", entry.factor.is_some(), ["trend", ""]),
-            ("distinct", !entry.distinct.is_empty(), ["count", ""]),
+        let is_exclusive = entry.exclusive == Some(true);
+        let mut gaps = vec!["burst", "solo", "outlier"];
+        gaps.extend(is_exclusive.then_some("count"));
+        let others: [(&str, bool, &[&str]); 10] = [
+            ("gap", entry.gap.is_some(), &gaps),
+            ("close", entry.close.is_some(), &["count"]),
+            ("within", entry.within.is_some(), &["sequence"]),
+            ("steps", !entry.steps.is_empty(), &["sequence"]),
+            ("factor", entry.factor.is_some(), &["trend", "outlier"]),
+            ("distinct", !entry.distinct.is_empty(), &["count"]),
+            ("exclusive", entry.exclusive.is_some(), &["count"]),
+            ("member", entry.member.is_some(), &["outlier"]),
+            ("silent", entry.silent.is_some(), &["outlier"]),
+            ("siblings", entry.siblings.is_some(), &["outlier"]),
         ];
         for (key, is_given, belongs) in others {
             if is_given && !belongs.contains(&kind) {
-                let belongs = belongs.join(" ");
-                self.refuse(key, &format!("it belongs to the kind {}", belongs.trim()));
+                let belongs = belongs.join(", ");
+                self.refuse(key, &format!("it belongs to the kind {belongs}"));
             }
         }
         let gap_needed = "this kind needs one, such as 3m";
@@ -379,6 +455,8 @@ impl Reader<'_, '_> {
                 let factor = u32::try_from(factor?).ok()?;
                 Some(ConditionKind::Trend { factor })
             }
+            "outlier" => self.outlier(entry),
+            _ if is_exclusive => self.exclusive(entry),
             _ if entry.distinct.is_empty() => Some(ConditionKind::Count),
             _ => Some(ConditionKind::Distinct),
         }
@@ -440,7 +518,7 @@ impl Reader<'_, '_> {
     fn keys(&mut self, list: &str, names: &[String]) -> Vec<GroupKey> {
         let mut keys = Vec::new();
         for (index, name) in names.iter().enumerate() {
-            let found = GroupKey::parse(name);
+            let found = GroupKey::parse(name, self.topology);
             if found.is_none() {
                 let wanted = format!("write one of {}", GroupKey::NAMES);
                 self.refuse(&format!("{list}[{index}]"), &wanted);
@@ -477,6 +555,27 @@ impl Reader<'_, '_> {
             .findings
             .whole_number(&at, number, 1..=MAX_THRESHOLD, "");
         u32::try_from(number?).ok()
+    }
+
+    /// Reads a share of the nodes of a group, which only a rule that counts nodes by labels has.
+    fn share(&mut self, text: &str, group_by: &[GroupKey], distinct: &[GroupKey]) -> Option<u8> {
+        let by_label = |key: &GroupKey| !key.labels().is_empty();
+        if group_by.is_empty() || !group_by.iter().all(by_label) || distinct != [GroupKey::Node] {
+            let wanted = "it belongs to a rule with distinct = [\"node\"] that groups by rack, \
+                          nvlink_domain, zone or label:KEY";
+            self.refuse("share", wanted);
+            return None;
+        }
+        let percent = text.trim().strip_suffix('%');
+        let percent = percent.and_then(|number| number.trim_end().parse().ok());
+        let percent = percent.filter(|percent| (1..=100).contains(percent));
+        if percent.is_none() {
+            self.refuse(
+                "share",
+                "write a part of the nodes, such as \"50%\" (1% to 100%)",
+            );
+        }
+        percent
     }
 
     fn action(&mut self, name: &str) -> Option<RecommendedAction> {

@@ -1,13 +1,15 @@
 //! Rules, and the events that each is about.
 
 use std::cell::OnceCell;
+use std::collections::BTreeSet;
 
 use contract::{HealthEvent, ProcessingStrategy, RecommendedAction};
 use model::fault::clears_on_reboot;
 use policy::{CelRule, EventVariable};
 
-use crate::condition::{Condition, ConditionKind};
+use crate::condition::{Condition, ConditionKind, Entry};
 use crate::group::{Group, GroupKey, GroupValue};
+use crate::member::Member;
 
 /// Most groups that one event counts for. An event beyond it counts for the first ones.
 pub const MAX_GROUPS_OF_EVENT: usize = 64;
@@ -25,8 +27,14 @@ pub struct Rule {
     pub group_by: Vec<GroupKey>,
     /// Keys whose different values are counted; none for reports or bursts.
     pub distinct: Vec<GroupKey>,
+    /// Key of the members of a group that are compared; `None` if none are.
+    pub member: Option<GroupKey>,
     /// Condition of a group.
     pub condition: Condition,
+    /// Share of the nodes of a group, in percent from 1 to 100, that has to be reached beside the
+    /// threshold. Counts where the number of these nodes is known, and up to
+    /// [`MAX_THRESHOLD`](crate::MAX_THRESHOLD) nodes.
+    pub share: Option<u8>,
     /// Checks whose healthy event about the group ends the conclusion.
     pub recover: Vec<String>,
     /// Component class of the conclusion, such as `GPU`.
@@ -64,6 +72,8 @@ pub struct Matches {
 pub struct EventView<'a> {
     /// Event.
     pub event: &'a HealthEvent,
+    /// Fields that expressions read; `None` for all.
+    fields: Option<&'a BTreeSet<String>>,
     variable: OnceCell<EventVariable>,
 }
 
@@ -102,9 +112,37 @@ impl Rule {
         rows.into_iter().map(group).collect()
     }
 
+    /// Returns the labels of a node that the rule reads.
+    pub fn labels(&self) -> impl Iterator<Item = &String> {
+        let keys = self.group_by.iter().chain(&self.distinct);
+        keys.flat_map(GroupKey::labels)
+    }
+
     /// Returns true if the events of a group are of one node.
     pub fn is_of_one_node(&self) -> bool {
         !self.group_by.iter().any(GroupKey::groups_nodes) || self.group_by.contains(&GroupKey::Node)
+    }
+
+    /// Returns the members of a group that an event is about.
+    pub fn members(&self, event: &HealthEvent) -> Vec<Member> {
+        match self.member {
+            None => Vec::new(),
+            Some(GroupKey::Node) => vec![Member::of_node(&event.node_name)],
+            Some(_) => Member::gpus(event),
+        }
+    }
+
+    /// Returns the entry of a repair that an event reports.
+    pub(crate) fn repair(&self, event: &HealthEvent) -> Entry {
+        if self.member.is_none() {
+            return Entry::Repair;
+        }
+        let members = Member::gpus(event);
+        Entry::RepairOf(if members.is_empty() {
+            vec![Member::of_node(&event.node_name)]
+        } else {
+            members
+        })
     }
 
     /// Returns the steps of the rule that an event is part of, as bits. A rule without steps has
@@ -142,6 +180,12 @@ impl Rule {
         let of_node = group.node.is_empty() || group.node == event.node_name;
         let mut pairs = self.group_by.iter().zip(&group.values);
         of_node && pairs.all(|(key, value)| key.covers(value, event))
+    }
+
+    /// Returns true if groups of several nodes are about the job or labels of an event.
+    pub(crate) fn is_for_groups_of_nodes(&self, event: &HealthEvent) -> bool {
+        let mut keys = self.group_by.iter().filter(|key| key.groups_nodes());
+        !self.is_of_one_node() && keys.all(|key| !key.values(event).is_empty())
     }
 
     /// Returns true if a healthy event, which is about a group, repairs it: by a check that the rule
@@ -186,7 +230,10 @@ impl Matches {
             return Ok(false);
         }
         match &self.expression {
-            Some(expression) => expression.holds_for_event(view.variable()),
+            Some(expression) => match expression.holds_without_variable(event) {
+                Some(holds) => Ok(holds),
+                None => expression.holds_for_event(view.variable()),
+            },
             None => Ok(true),
         }
     }
@@ -201,14 +248,23 @@ fn among(names: &[String], name: &str) -> bool {
 impl<'a> EventView<'a> {
     /// Creates the view of an event.
     pub fn new(event: &'a HealthEvent) -> Self {
+        Self::with_fields(event, None)
+    }
+
+    /// Creates the view of an event for expressions that read these fields; `None` for all.
+    pub(crate) fn with_fields(
+        event: &'a HealthEvent,
+        fields: Option<&'a BTreeSet<String>>,
+    ) -> Self {
         Self {
             event,
+            fields,
             variable: OnceCell::new(),
         }
     }
 
     fn variable(&self) -> &EventVariable {
         self.variable
-            .get_or_init(|| EventVariable::new(&policy::event_variable(self.event)))
+            .get_or_init(|| EventVariable::with_fields(self.event, self.fields))
     }
 }

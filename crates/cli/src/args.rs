@@ -12,10 +12,12 @@ mod environment;
 mod gpu_reset;
 mod inject;
 mod janitor;
+mod labels;
 mod ledger;
 mod network;
 mod node;
 mod nodes;
+mod objects;
 mod policy;
 mod roles;
 mod rules;
@@ -41,6 +43,7 @@ pub(crate) use environment::{is_empty, without_empty};
 pub(crate) use gpu_reset::GpuResetArgs;
 pub(crate) use inject::{Inject, InjectArgs, TargetArgs, Via};
 pub(crate) use janitor::JanitorProviderArgs;
+pub(crate) use labels::LabelArgs;
 pub(crate) use ledger::{
     EvidenceArgs, EvidenceFormat, LedgerArgs, LedgerCommand, MarkArg, MarkArgs, ReportArgs,
     ReportCommand,
@@ -48,14 +51,15 @@ pub(crate) use ledger::{
 pub(crate) use network::{DeliveryArgs, IngestArgs};
 pub(crate) use node::{DeviceArgs, GpuArgs, NodeArgs};
 pub(crate) use nodes::{
-    DrainArgs, KubeArgs, NodesFate, PauseArgs, ReleaseArgs, UninstallArgs, VetoArgs,
+    ApproveArgs, DrainArgs, KubeArgs, NodesFate, PauseArgs, ReleaseArgs, UninstallArgs, VetoArgs,
 };
+pub(crate) use objects::{ObjectsArgs, ObjectsCommand};
 pub(crate) use policy::{PolicyArgs, PolicyCommand};
-pub(crate) use roles::{AgentArgs, ControllerArgs, ElectionArgs, ProcessArgs, RunArgs};
+pub(crate) use roles::{AgentArgs, ControllerArgs, ElectionArgs, ObjectArgs, ProcessArgs, RunArgs};
 pub(crate) use rules::{RulesArgs, RulesCommand};
 pub(crate) use views::{
-    DecodeArgs, EventsArgs, ExplainArgs, ReplayArgs, SimulateArgs, StoreArgs, StoreCommand,
-    ViewArgs,
+    DecodeArgs, EventsArgs, ExplainArgs, IncidentsArgs, MaintenanceArgs, ReplayArgs, SimulateArgs,
+    StoreArgs, StoreCommand, ViewArgs,
 };
 pub(crate) use webhook::{FailurePolicyArg, WebhookArgs};
 
@@ -161,6 +165,12 @@ pub(crate) enum Command {
         after_help = "Examples:\n  gpuwarden why-not gpu-7\n  gpuwarden why-not gpu-7 -o json"
     )]
     WhyNot(ExplainArgs),
+    /// Show which open faults belong together, and which of them is the cause.
+    #[command(
+        after_help = "Examples:\n  gpuwarden incidents\n  gpuwarden incidents 34066fadb3a7\n  gpuwarden \
+                            incidents -o json"
+    )]
+    Incidents(IncidentsArgs),
     /// Show the history of GPUs: places, faults, repairs, and which are known to be bad.
     #[command(
         args_conflicts_with_subcommands = true,
@@ -169,6 +179,12 @@ pub(crate) enum Command {
                             after two resets'"
     )]
     Ledger(LedgerArgs),
+    /// Show the announced maintenances of nodes, and what became of them.
+    #[command(
+        after_help = "Examples:\n  gpuwarden maintenance\n  gpuwarden maintenance gcp-gpu-7-1\n  gpuwarden \
+                            maintenance -o json"
+    )]
+    Maintenance(MaintenanceArgs),
     /// Write a report for others.
     #[command(after_help = "Examples:\n  gpuwarden report evidence gpu-7 > gpu-7.html")]
     Report(ReportArgs),
@@ -207,6 +223,15 @@ pub(crate) enum Command {
                             gpuwarden veto gpu-7 --end"
     )]
     Veto(VetoArgs),
+    /// Approve the drain or the remediation that waits for a person, because a route of the policy or
+    /// an action of the remediation configuration says `approve = true`. Needs permission to get and
+    /// patch the node. Of an incident all that waits on its nodes is approved; exit 2 if something
+    /// could not be.
+    #[command(
+        after_help = "Examples:\n  gpuwarden approve gpu-7\n  gpuwarden approve gpu-7 --for 8h\n  gpuwarden \
+                            approve 34066fadb3a7"
+    )]
+    Approve(ApproveArgs),
     /// Take everything that gpuwarden has written off a cluster, once it no longer runs there: marks
     /// on nodes and pods, and its own objects. Exit 1 if something could not be done. Files of a
     /// machine belong to its package, whose purge removes them.
@@ -245,6 +270,10 @@ pub(crate) enum Command {
                             RepeatedXIDErrorOnSameGPU gpu-7\n  gpuwarden rules diff built-in rules.toml"
     )]
     Rules(RulesArgs),
+    /// Check and test policies over Kubernetes objects.
+    #[command(after_help = "Examples:\n  gpuwarden objects lint policies.toml\n  \
+                            gpuwarden objects test policies.toml")]
+    Objects(ObjectsArgs),
     /// Find what is wrong with this installation, and how to fix it; exit 1 when something is. Takes
     /// the flags of `run`, checks what `run` would use and the gpuwarden that runs, and changes
     /// nothing.

@@ -1,5 +1,6 @@
 //! The client commands, one file each.
 
+mod approve;
 pub(crate) mod bench;
 mod catalog;
 mod check;
@@ -13,11 +14,14 @@ mod events;
 mod explain;
 mod garbled;
 mod gpu_reset;
+mod incidents;
 mod inject;
 mod journal_json;
 mod ledger;
+mod maintenance;
 mod man_pages;
 mod no_text;
+mod objects;
 mod pause;
 mod policy;
 mod progress;
@@ -74,10 +78,13 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         Command::Completions { shell } => completions::execute(shell),
         Command::Policy(args) => policy::execute(&args.what),
         Command::Rules(args) => rules::execute(&args.what).await,
+        Command::Objects(args) => objects::execute(&args.what),
         Command::Replay(args) => replay::execute(&args),
         Command::Simulate(args) => simulate::execute(&args),
         Command::WhyNot(args) => why_not::execute(&args, given).await,
+        Command::Incidents(args) => incidents::execute(&args).await,
         Command::Ledger(args) => ledger::execute(&args).await,
+        Command::Maintenance(args) => maintenance::execute(&args).await,
         Command::Report(args) => report::execute(&args.what).await,
         Command::Pause(args) => pause::pause(args, given).await,
         Command::Resume(args) => pause::resume(args).await,
@@ -85,6 +92,7 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         Command::Drain(args) => drain::execute(&args).await,
         Command::Release(args) => release::execute(&args).await,
         Command::Veto(args) => veto::execute(&args).await,
+        Command::Approve(args) => approve::execute(&args).await,
         Command::Uninstall(args) => uninstall::execute(&args).await,
         Command::Reference { .. } => {
             output::line(crate::reference::markdown().trim_end())?;

@@ -31,8 +31,9 @@ pub use commands::load_catalog;
 pub use settings::{
     ActSettings, AgentSettings, AnalysisRules, AuditSettings, ControllerSettings, DeliverySettings,
     DeviceNetwork, DeviceSettings, Endpoint, FakeGpus, GpuSettings, IngestSettings,
-    JanitorProviderSettings, JanitorSettings, Mode, NodeSettings, ProcessSettings, Reached,
-    ReportSettings, RunSettings, ServerCertificate, SettingsError, Transport, WebhookSettings,
+    JanitorProviderSettings, JanitorSettings, LabelSettings, Mode, NodeSettings, ProcessSettings,
+    Reached, ReportSettings, RunSettings, ServerCertificate, SettingsError, Transport,
+    WebhookSettings,
 };
 
 /// Parts of `gpuwarden bench` that the `gpuwarden-bench` crate shares.

@@ -18,15 +18,13 @@ pub(crate) const BUILT_IN: &str = "built-in";
 /// Prefix of the name of a `ConfigMap`.
 const CONFIG_MAP: &str = "configmap:";
 
-/// Reads rules from a file, or takes the built-in ones.
+/// Reads rules from a file, or takes the built-in ones; for commands that ask no cluster.
 pub(crate) fn load(source: &str) -> anyhow::Result<Vec<Rule>> {
     if source == BUILT_IN {
         return Ok(analysis::built_in());
     }
     if source.starts_with(CONFIG_MAP) {
-        bail!(
-            "{source}: only `rules lint` and `rules show` read a ConfigMap; write it into a file"
-        );
+        bail!("{source}: only `gpuwarden rules` reads a ConfigMap; write it into a file");
     }
     let text = text_file::read(Path::new(source), MAX_FILE_BYTES)
         .with_context(|| format!("cannot read the rules {source}"))?;

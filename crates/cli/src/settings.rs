@@ -12,6 +12,7 @@ mod gpu;
 mod janitor;
 mod janitor_provider;
 mod kubernetes;
+mod labels;
 mod network;
 mod node_name;
 mod parts;
@@ -23,6 +24,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use contract::findings::FileError;
+use controller::objects::ObjectsSource;
 use serde::{Deserialize, Serialize};
 
 pub use act::{ActSettings, AnalysisRules, Mode};
@@ -33,6 +35,7 @@ pub use device_api::{DeviceNetwork, DeviceSettings};
 pub use gpu::{FakeGpus, GpuSettings};
 pub use janitor::JanitorSettings;
 pub use janitor_provider::JanitorProviderSettings;
+pub use labels::LabelSettings;
 pub use network::{DeliverySettings, IngestSettings, ServerCertificate, Transport};
 pub(crate) use node_name::node_name;
 pub use parts::{NodeSettings, ProcessSettings};
@@ -43,7 +46,8 @@ pub(crate) use role::{Role, resolve};
 pub use webhook::{Reached, WebhookSettings};
 
 use crate::args::{
-    ActArgs, DeliveryArgs, DeviceArgs, ElectionArgs, GpuArgs, IngestArgs, NodeArgs, ProcessArgs,
+    ActArgs, DeliveryArgs, DeviceArgs, ElectionArgs, GpuArgs, IngestArgs, LabelArgs, NodeArgs,
+    ObjectArgs, ProcessArgs,
 };
 use file::ConfigFile;
 
@@ -77,10 +81,14 @@ pub struct ControllerSettings {
     pub ingest: IngestSettings,
     pub process: ProcessSettings,
     pub act: ActSettings,
+    /// `None`: no labels are written.
+    pub labels: Option<LabelSettings>,
     /// Audit log of writes to the API server, if there is one.
     pub audit: Option<AuditSettings>,
     /// True if the controller acts only while it leads.
     pub leader_elect: bool,
+    /// Source of the policies over Kubernetes objects; `None` to watch none.
+    pub objects: Option<ObjectsSource>,
 }
 
 /// Addresses of a running gpuwarden, which writes them to its data directory.
@@ -136,6 +144,10 @@ struct AnyRole {
     _ingest: IngestArgs,
     #[command(flatten)]
     _election: ElectionArgs,
+    #[command(flatten)]
+    _labels: LabelArgs,
+    #[command(flatten)]
+    _objects: ObjectArgs,
 }
 
 #[derive(Debug, thiserror::Error)]

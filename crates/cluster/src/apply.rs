@@ -74,6 +74,16 @@ impl Cluster {
     /// One request, which waits for its turn and then takes at most 10 s, without retries; none
     /// if nothing changes.
     pub async fn apply(&self, view: &NodeView, change: &NodeChange) -> Result<NodeView, ApiError> {
+        self.apply_at(Urgency::Act, view, change).await
+    }
+
+    /// Like [`Self::apply`], for a change that may have to wait for others.
+    pub async fn apply_at(
+        &self,
+        urgency: Urgency,
+        view: &NodeView,
+        change: &NodeChange,
+    ) -> Result<NodeView, ApiError> {
         let call = patch::describe(view, change);
         if call.patch.is_empty() {
             return Ok(view.clone());
@@ -86,7 +96,7 @@ impl Cluster {
             .header(CONTENT_TYPE, "application/json-patch+json")
             .body(body.into_bytes())
             .map_err(core::request::Error::BuildRequest);
-        match ask(&self.client(Urgency::Act), request).await {
+        match ask(&self.client(urgency), request).await {
             Err(kube::Error::Api(answer)) if lost_race(&answer, view, change) => {
                 Err(ApiError::Conflict {
                     status: answer.code,

@@ -23,6 +23,7 @@ mod fake;
 mod follow;
 mod kind;
 mod known_nodes;
+mod labels;
 mod layer;
 mod lease;
 mod maintenance;

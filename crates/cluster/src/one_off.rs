@@ -1,7 +1,6 @@
 //! Single reads of objects that are watched elsewhere, with the permissions of the watches:
 //! `list`, and for one object only by its name.
 
-use fleet::brake::NodeLabel;
 use k8s_openapi::api::core::v1::{ConfigMap as Object, Namespace, Node};
 use kube::Api;
 use kube::api::ListParams;
@@ -32,9 +31,9 @@ impl Cluster {
         Ok(found.items.into_iter().next())
     }
 
-    /// Returns true if any node has a label.
-    pub async fn any_node_with(&self, label: &NodeLabel) -> Result<bool, ApiError> {
-        let params = ListParams::default().labels(&label.to_string());
+    /// Returns true if a label selector, such as `key` or `key=value`, selects any node.
+    pub async fn any_node_with(&self, labels: &str) -> Result<bool, ApiError> {
+        let params = ListParams::default().labels(labels);
         Ok(!self.some_nodes(params).await?.items.is_empty())
     }
 
@@ -43,6 +42,14 @@ impl Cluster {
         let first = self.some_nodes(ListParams::default()).await?;
         let rest = first.metadata.remaining_item_count.unwrap_or(0);
         Ok(first.items.len() as u64 + u64::try_from(rest).unwrap_or(0))
+    }
+
+    /// Returns the names of all nodes.
+    pub async fn node_names(&self) -> Result<Vec<String>, ApiError> {
+        let nodes: Api<Node> = Api::all(self.client(Urgency::Act));
+        let listed = nodes.list_metadata(&ListParams::default()).await?;
+        let names = listed.items.into_iter();
+        Ok(names.filter_map(|node| node.metadata.name).collect())
     }
 
     /// Returns a `ConfigMap`; `None` if it or its namespace does not exist.
@@ -109,8 +116,7 @@ mod tests {
         let found = cluster.find_node("n 1").await.unwrap();
         assert_eq!(found.unwrap().name, "n 1");
         assert_eq!(cluster.find_node("n2").await.unwrap(), None);
-        let label = NodeLabel::parse("a.b/c=true").unwrap();
-        assert!(cluster.any_node_with(&label).await.unwrap());
+        assert!(cluster.any_node_with("a.b/c=true").await.unwrap());
         let map = cluster.find_config_map("ns", "m").await.unwrap().unwrap();
         assert_eq!(map.data["k"], "v");
         assert_eq!(cluster.find_config_map("ns", "m").await.unwrap(), None);

@@ -112,9 +112,10 @@ impl ConnectorConfig {
         })
     }
 
-    /// Returns the labels; none if there is no file, like NVSentinel.
+    /// Returns the labels; those of the topology if there is no file.
     fn labels(&mut self, file: Option<&Path>) -> Result<augment::Labels, ConfigError> {
-        let mut without = "MetadataAugmentor writes no labels, for it ".to_owned();
+        let mut without =
+            "MetadataAugmentor writes the labels of the topology only, for it ".to_owned();
         let Some(file) = file else {
             without.push_str("names no config file");
             self.notes.push(without);
@@ -186,11 +187,11 @@ mod tests {
         assert_eq!(config.limits.message_bytes(), 2048);
         assert!(matches!(
             config.transformers.as_slice(),
-            [Transformer::Augment(labels), Transformer::Deduplicate(_)] if labels.0.is_empty()
+            [Transformer::Augment(labels), Transformer::Deduplicate(_)] if *labels == augment::Labels::default()
         ));
         let note = config.notes.last().unwrap();
         assert!(
-            note.contains("metadata.toml") && note.contains("no labels"),
+            note.contains("metadata.toml") && note.contains("the labels of the topology only"),
             "{note}"
         );
     }

@@ -1,7 +1,9 @@
 //! JSON types of the API, including their field names. The command line uses the same types.
 
 mod gpus;
+mod incidents;
 mod ledger;
+mod maintenance;
 
 use std::collections::BTreeMap;
 
@@ -17,7 +19,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use gpus::{GpuConditionView, GpuView};
+pub use incidents::IncidentsView;
 pub use ledger::{GpuEntry, LedgerEntry, LedgerGpu, LedgerNode, LedgerView, NodeEntry};
+pub use maintenance::MaintenancesView;
 
 /// Response of `/api/v1/status`: the current state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

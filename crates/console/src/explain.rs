@@ -307,6 +307,7 @@ fn effect(change: &FaultChange, is_notice: bool, complete: bool) -> String {
         FaultChange::Refreshed(title) => format!("reports the open fault {title} again"),
         FaultChange::Escalated(title) => format!("makes the open fault {title} fatal"),
         FaultChange::Closed(title) => format!("closes the fault {title}"),
+        FaultChange::Explained(node) => format!("changes what explains a fault of node {node}"),
         FaultChange::Ignored(Ignored::Strategy) => {
             "stored only, as its processing strategy asks".to_owned()
         }

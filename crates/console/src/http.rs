@@ -11,11 +11,14 @@ mod error;
 mod events;
 mod guard;
 mod health;
+mod incidents;
 mod ledger;
+mod maintenance;
 mod node;
 mod page;
 mod query;
 pub(crate) mod room;
+mod rules;
 mod status;
 
 use std::sync::Arc;
@@ -101,8 +104,12 @@ const SERVED: &[&str] = &[
     "/api/v1/events",
     "/api/v1/nodes/NAME/explain",
     "/api/v1/nodes/NAME/why-not",
+    "/api/v1/incidents",
+    "/api/v1/incidents/NAME",
     "/api/v1/ledger",
     "/api/v1/ledger/NAME",
+    "/api/v1/maintenance",
+    "/api/v1/rules",
     "/api/v1/stream",
     "/metrics",
     "/healthz",
@@ -116,8 +123,12 @@ fn routes(app: App, check_host: CheckHost) -> Router {
         .route("/api/v1/events", get(events::events))
         .route("/api/v1/nodes/{name}/explain", get(node::explain))
         .route("/api/v1/nodes/{name}/why-not", get(node::why_not))
+        .route("/api/v1/incidents", get(incidents::incidents))
+        .route("/api/v1/incidents/{name}", get(incidents::incident))
         .route("/api/v1/ledger", get(ledger::ledger))
         .route("/api/v1/ledger/{name}", get(ledger::entry))
+        .route("/api/v1/maintenance", get(maintenance::maintenances))
+        .route("/api/v1/rules", get(rules::rules))
         .route("/api/v1/stream", get(changes::stream))
         .route("/metrics", get(health::metrics))
         .route("/healthz", get(health::healthz))

@@ -11,6 +11,8 @@ mod ledger;
 mod page;
 #[path = "console/roles.rs"]
 mod roles;
+#[path = "console/rules.rs"]
+mod rules;
 #[path = "console/server.rs"]
 mod server;
 

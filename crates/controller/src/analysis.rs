@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use analysis::{Analyzer, GroupKey, Rule, Saved, Saying};
+use analysis::{Analyzer, Rule, Saved, Saying, Text};
 use cluster::KnownNodes;
 use connector::{AcceptError, Caller, Connector};
 use contract::HealthEvents;
@@ -33,9 +33,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use metrics::AnalysisMetrics;
+use metrics::{AnalysisMetrics, RulesMetrics};
 
-pub use rules::{RulesError, RulesFollower};
+pub use rules::{RulesError, RulesFollower, RulesTextReceiver};
 
 /// Name of the feed token.
 const CONSUMER: &str = ANALYZER_AGENT;
@@ -63,6 +63,8 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 const NODES_WITHIN: Duration = Duration::from_secs(60);
 /// Pause between two looks for that list.
 const LOOK_FOR_NODES: Duration = Duration::from_millis(100);
+/// Pause between two counts of the nodes of each group.
+const COUNT_NODES_EVERY: Duration = Duration::from_secs(10);
 /// Longest pause between two looks, without an event.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Shortest pause between two looks at what ends with time.
@@ -80,6 +82,8 @@ pub struct AnalysisConfig {
     pub nodes: Option<KnownNodes>,
     /// Source of the current time.
     pub clock: fn() -> Timestamp,
+    /// Sender of the position up to which the events are read, and what follows is stored.
+    pub analysed: watch::Sender<Position>,
 }
 
 /// The task; see the [module](self).
@@ -91,6 +95,8 @@ pub struct Analysis {
     /// Position of the last event that was recorded.
     read: Position,
     reread_at: Instant,
+    /// Time when the nodes were last counted.
+    counted_at: Option<Instant>,
     saved_at: Instant,
     shown_at: Option<Instant>,
     /// Parts of the state that are being written; they are written again where that is cut off.
@@ -105,7 +111,11 @@ pub struct Analysis {
 
 /// Returns the descriptions of the metrics of the analysis.
 pub(crate) fn described_metrics() -> Group {
-    Group::new("analysis", AnalysisMetrics::described())
+    let rules = RulesMetrics::described();
+    Group::new(
+        "analysis",
+        AnalysisMetrics::described().into_iter().chain(rules),
+    )
 }
 
 // === impl Analysis ===
@@ -120,6 +130,7 @@ impl Analysis {
             keys: Vec::new(),
             read: Position::START,
             reread_at: now,
+            counted_at: None,
             saved_at: now,
             shown_at: None,
             saving: Vec::new(),
@@ -163,9 +174,9 @@ impl Analysis {
     async fn begin(&mut self, rules: &[Rule]) -> Result<(), StoreError> {
         let store = Arc::clone(&self.config.store);
         self.begun = false;
+        self.config.analysed.send_replace(Position::START);
         self.analyzer = Analyzer::new(rules.to_vec());
-        let keys = rules.iter().flat_map(|rule| &rule.group_by);
-        self.keys = keys.flat_map(GroupKey::labels).cloned().collect();
+        self.keys = rules.iter().flat_map(Rule::labels).cloned().collect();
         let since = store.identity().since;
         self.await_nodes().await;
         let restored = store.checkpoint(CONSUMER).await?.map(|found| {
@@ -198,8 +209,14 @@ impl Analysis {
             self.analyzer.not_saved(parts.into_keys());
             self.read = since;
         }
+        self.count_nodes();
         let until = *store.latest().borrow();
-        while self.read < until && self.read_page().await? {}
+        while self.read < until && self.read_page().await? {
+            // Only the backlog: conclusions are not complete before.
+            if self.shown_at.is_none_or(|at| at.elapsed() >= SHOW_EVERY) {
+                self.show_backlog().await;
+            }
+        }
         while !self.analyzer.late().is_empty() {
             self.reread().await?;
         }
@@ -227,10 +244,26 @@ impl Analysis {
         }
     }
 
+    /// Passes the nodes to the analyzer, which counts them for rules with a share.
+    fn count_nodes(&mut self) {
+        let shares = self
+            .analyzer
+            .rules()
+            .iter()
+            .any(|rule| rule.share.is_some());
+        let nodes = self.config.nodes.as_ref();
+        if let Some(nodes) = nodes.filter(|nodes| shares && nodes.is_complete()) {
+            let nodes = nodes.all();
+            let nodes = nodes.iter().map(|node| (node.name.as_str(), &node.labels));
+            self.analyzer.set_nodes(&nodes.collect::<Vec<_>>());
+        }
+        self.counted_at = Some(Instant::now());
+    }
+
     /// Keeps conclusions whose evidence is not stored any longer.
     async fn adopt(&mut self) -> Result<(), StoreError> {
         for (group, evidence) in self.analyzer.unconfirmed() {
-            let found = self.config.store.statuses(evidence).await?;
+            let found = self.config.store.statuses(strings(&evidence)).await?;
             if found.iter().any(Option::is_none) {
                 self.analyzer.adopt(&group);
             }
@@ -246,6 +279,10 @@ impl Analysis {
         let mut hints = self.config.store.latest();
         loop {
             while self.read_page().await? {}
+            let counted = self.counted_at.map(|at| at.elapsed());
+            if counted.is_none_or(|ago| ago >= COUNT_NODES_EVERY) {
+                self.count_nodes();
+            }
             if !self.analyzer.late().is_empty() && self.reread_at <= Instant::now() {
                 self.reread().await?;
             }
@@ -254,6 +291,10 @@ impl Analysis {
             let mut wake = Instant::now() + LOOK_EVERY;
             if self.say(now).await? {
                 self.retry.reset();
+                if self.analyzer.late().is_empty() {
+                    let (read, analysed) = (self.read, &self.config.analysed);
+                    analysed.send_if_modified(|upto| std::mem::replace(upto, read) != read);
+                }
             } else {
                 wake = Instant::now() + self.retry.pause();
             }
@@ -375,7 +416,7 @@ impl Analysis {
             }
             for saying in &sayings {
                 if let Some(finding) = &saying.finding {
-                    let evidence = finding.conclusion.evidence.clone();
+                    let evidence = strings(&finding.conclusion.evidence);
                     let store = &self.config.store;
                     store.note_conclusion(evidence, finding.note()).await?;
                 }
@@ -448,6 +489,15 @@ impl Analysis {
 
     /// Sets the metrics that show a state.
     async fn show(&mut self) {
+        self.show_backlog().await;
+        let groups = self.analyzer.groups();
+        self.metrics.state(groups, self.analyzer.refused());
+        let open = self.analyzer.open().map(|finding| finding.rule.as_str());
+        self.metrics.open(self.analyzer.rules(), open);
+    }
+
+    /// Sets the metric of the events that are not read yet, if the store can count them.
+    async fn show_backlog(&mut self) {
         self.shown_at = Some(Instant::now());
         let is_behind = *self.config.store.latest().borrow() > self.read;
         let backlog = if is_behind {
@@ -455,12 +505,14 @@ impl Analysis {
         } else {
             Ok(0)
         };
-        let groups = self.analyzer.groups();
-        self.metrics
-            .state(groups, self.analyzer.refused(), backlog.ok());
-        let open = self.analyzer.open().map(|finding| finding.rule.as_str());
-        self.metrics.open(self.analyzer.rules(), open);
+        if let Ok(backlog) = backlog {
+            self.metrics.backlog(backlog);
+        }
     }
+}
+
+fn strings(ids: &[Text]) -> Vec<String> {
+    ids.iter().map(|id| id.to_string()).collect()
 }
 
 /// Logs a conclusion or its end.

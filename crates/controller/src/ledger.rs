@@ -2,7 +2,7 @@
 //! marked GPUs that are in use, and saves it.
 //!
 //! ```text
-//! store feed --> Ledger --> watch channel (console)
+//! store feed --> Ledger --> watch channel (console, marks in the cluster)
 //!      ^            |
 //!      |            +-----> checkpoint: a part for each row that has changed
 //!      +-- connector <-- events that are due: KnownBadGPU
@@ -16,7 +16,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use analysis::ledger::Ledger;
+use analysis::ledger::{GpuMark, Ledger};
+use cluster::Cluster;
 use connector::{AcceptError, Caller, Connector};
 use contract::{EVENT_VERSION, HealthEvents};
 use jiff::Timestamp;
@@ -29,9 +30,13 @@ use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use serde::{Deserialize, Serialize};
 use store::{Checkpoint, EventStore, StoreError};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+pub use marks::MarksKeeper;
+
+mod marks;
 
 /// Name of the feed token.
 const CONSUMER: &str = "gpu-ledger";
@@ -85,6 +90,8 @@ pub struct LedgerKeeper {
     store: Arc<dyn EventStore>,
     connector: Connector,
     ledger: watch::Sender<Ledger>,
+    /// Marks in the cluster.
+    marks: mpsc::Receiver<Vec<GpuMark>>,
     /// Position of the last event in the ledger.
     applied: Position,
     /// Position of the saved ledger.
@@ -112,6 +119,7 @@ impl LedgerKeeper {
             store,
             connector,
             ledger: watch::Sender::new(Ledger::default()),
+            marks: mpsc::channel(1).1,
             applied: Position::START,
             saved: Position::START,
             saved_at: Instant::now(),
@@ -120,6 +128,18 @@ impl LedgerKeeper {
             clock,
             metrics: LedgerMetrics::registered(metrics),
         }
+    }
+
+    /// Keeps the marks of GPUs in a namespace of the cluster too. Returns their keeper, which has to run.
+    pub fn keep_marks(
+        &mut self,
+        cluster: Arc<Cluster>,
+        namespace: String,
+        may_write: bool,
+    ) -> MarksKeeper {
+        let (found, marks) = mpsc::channel(1);
+        self.marks = marks;
+        MarksKeeper::new(cluster, namespace, may_write, self.ledger(), found)
     }
 
     /// Returns a receiver of the ledger, which is empty until the saved one is loaded.
@@ -149,6 +169,10 @@ impl LedgerKeeper {
                     Ok(()) => self.catch_up().await,
                     Err(_) => break, // The store is closed.
                 },
+                Some(marks) = self.marks.recv() => {
+                    self.ledger.send_if_modified(|ledger| ledger.take_marks(marks));
+                    self.catch_up().await
+                }
                 () = tokio::time::sleep_until(due) => match self.catch_up().await {
                     Ok(()) if self.save_at() <= Instant::now() => self.save().await,
                     caught_up => caught_up,

@@ -5,9 +5,14 @@
 //! the cluster, and carries out their effects. [`policy`] loads the rules for the decisions.
 //!
 //! [`analysis`] concludes from many events, and reports each conclusion as an event.
+//! [`objects`] reports Kubernetes objects that are faults of a node.
 //! [`ledger`] keeps the history of each GPU, and reports those that a person has marked as bad.
 //!
+//! [`maintenance`] reads the notices of clouds on the nodes.
+//!
 //! [`conditions`] reports faults on the nodes, as conditions and Events.
+//!
+//! [`labeler`] labels nodes by the software and the devices that they have.
 //!
 //! [`ingest`] accepts reports of agents and central monitors over the network. [`agents`] serves
 //! the other requests of agents, and [`pods`] writes their reports of GPUs on pods. [`certificate`]
@@ -19,8 +24,11 @@ pub mod api_requests;
 pub mod certificate;
 pub mod conditions;
 pub mod ingest;
+pub mod labeler;
 pub mod leadership;
 pub mod ledger;
+pub mod maintenance;
+pub mod objects;
 pub mod pods;
 pub mod policy;
 pub mod quarantine;
@@ -37,8 +45,10 @@ pub fn described_metrics() -> Vec<Group> {
         Group::new("store", retention::StoreMetrics::described()),
         Group::new("policy", policy::PolicyMetrics::described()),
         analysis::described_metrics(),
+        objects::described_metrics(),
         Group::new("ledger", ledger::LedgerMetrics::described()),
         Group::new("conditions", conditions::described_metrics()),
+        Group::new("labels of nodes", labeler::described_metrics()),
         Group::new("cluster", cluster.chain(api_requests::described())),
         Group::new(
             "queues",

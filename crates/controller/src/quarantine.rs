@@ -31,6 +31,7 @@ use fleet::{Fleet, FleetInput, Settings};
 use jiff::{SignedDuration, Timestamp};
 use model::journal::JournalEntry;
 use model::mode::Mode;
+use model::position::Position;
 use runtime::metrics::{Group, Metrics};
 use runtime::sources::Sources;
 use store::EventStore;
@@ -69,12 +70,15 @@ use statuses::STATUS_QUEUE;
 use switches::{SwitchEvent, Switches};
 use watches::{WatchEvent, Watches};
 
+use crate::analysis::RulesTextReceiver;
 use crate::conditions::Board;
 use crate::policy::CurrentPolicy;
 
 /// Most events of watches, or answers, that are handled before the fleet decides once about all
 /// of them: the brake iterates over all nodes.
 const ROUND: usize = 256;
+/// Longest wait at the start for the nodes of the cluster.
+const NODES_WITHIN: Duration = Duration::from_secs(5);
 
 /// Settings and parts of the task.
 pub struct QuarantineConfig {
@@ -84,6 +88,8 @@ pub struct QuarantineConfig {
     pub cluster: Option<Arc<Cluster>>,
     /// Receiver of the current policy.
     pub policy: CurrentPolicy,
+    /// Text of the rules of the analysis, which may give nodes a place; `None` without them.
+    pub rules: Option<RulesTextReceiver>,
     /// Mode, which limits what the task may change.
     pub mode: Mode,
     /// Nodes that this process is responsible for.
@@ -94,6 +100,9 @@ pub struct QuarantineConfig {
     pub brake: bool,
     /// Drain of nodes that are out of service; `None` if pods stay.
     pub drain: Option<Arc<DrainConfig>>,
+    /// Position up to which the analysis has read the events, for remediations, which wait for it;
+    /// `None` without an analysis.
+    pub analysed: Option<watch::Receiver<Position>>,
     /// Remediation of drained nodes; `None` for none.
     pub remediation: Option<Arc<RemediationConfig>>,
     /// Label of GPU nodes. The percentages of the brake refer to their number.
@@ -121,6 +130,7 @@ pub struct Quarantine {
     watches: Watches,
     requests: RequestTasks,
     policies: CurrentPolicy,
+    rules: Option<RulesTextReceiver>,
     /// Circuit breaker and pause; `None` without a cluster, and where nothing is decided.
     switches: Option<Switches>,
     /// Namespace of the `ConfigMap`s with the switches.
@@ -209,13 +219,14 @@ impl Quarantine {
         });
         let task = Self {
             fleet: Fleet::new(settings, policy, clock()),
-            feed: Feed::new(Arc::clone(&store), clock, metrics.clone()),
+            feed: Feed::new(Arc::clone(&store), clock, metrics.clone(), config.analysed),
             checkpoints: Checkpoints::new(Arc::clone(&store), clock, metrics.clone()),
             store,
             client,
             watches: Watches::none(),
             requests: RequestTasks::new(metrics.clone()),
             policies: config.policy,
+            rules: config.rules,
             switches: None,
             namespace: config.namespace,
             board: config.board,
@@ -239,8 +250,11 @@ impl Quarantine {
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut hints = self.store.latest();
         let mut policies = self.policies.clone();
+        let mut rules = self.rules.clone();
         self.connect(&cancel);
         self.checkpoints.load(&mut self.fleet).await;
+        self.set_places();
+        self.await_nodes(&cancel).await;
         self.catch_up().await;
         loop {
             if self.feed.retry_at().is_some_and(|at| at <= Instant::now()) {
@@ -262,6 +276,7 @@ impl Quarantine {
                         hints.mark_changed();
                     }
                 }
+                () = self.feed.analysed() => self.catch_up().await,
                 event = self.watches.next() => match event {
                     Some(event) => self.handle_events(event),
                     None => break, // The watches have ended.
@@ -277,6 +292,7 @@ impl Quarantine {
                     self.apply(FleetInput::Policy(policy));
                     self.watch_devices();
                 }
+                () = rules_changed(&mut rules) => self.set_places(),
                 () = sleep_until(wake) => {
                     self.wake_switches();
                     if self.publishing.is_due() {
@@ -305,6 +321,30 @@ impl Quarantine {
             self.apply_switches();
         }
         self.watch_devices();
+    }
+
+    /// Waits for the nodes of the cluster, whose labels say which faults belong together. Not for
+    /// long: what is stored is shown also while the API server is away.
+    async fn await_nodes(&mut self, cancel: &CancellationToken) {
+        let until = Instant::now() + NODES_WITHIN;
+        while self.client.is_some() && !self.fleet.is_listed() {
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                () = tokio::time::sleep_until(until) => return,
+                event = self.watches.next() => match event {
+                    Some(event) => self.handle_events(event),
+                    None => return,
+                },
+            }
+        }
+    }
+
+    /// Takes over the places that the rules of the analysis give to nodes.
+    fn set_places(&mut self) {
+        if let Some(rules) = &self.rules {
+            let places = rules.borrow().places();
+            self.feed.set_places(places, &mut self.fleet);
+        }
     }
 
     /// Reads all events that are in the feed now.
@@ -503,6 +543,17 @@ impl Quarantine {
 /// Waits for a change of the policy; for ever if its source has ended.
 async fn changed(policies: &mut CurrentPolicy) {
     if policies.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Waits for a change of the rules; for ever without them, or if their source has ended.
+async fn rules_changed(rules: &mut Option<RulesTextReceiver>) {
+    let changed = match rules {
+        Some(rules) => rules.changed().await.is_ok(),
+        None => false,
+    };
+    if !changed {
         std::future::pending::<()>().await;
     }
 }

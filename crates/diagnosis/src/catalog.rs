@@ -25,8 +25,8 @@ pub use nic::{Filter, NicDriver, Pattern};
 pub use nvlink5::{NvlinkReport, Severity};
 pub use overrides::{MAX_OVERRIDES, Overrides};
 pub use recovery::{recovery_code, recovery_codes};
-pub(crate) use rows::hex;
 pub use rows::{Bits, Changed, Confidence, Nic, Nvlink5, RowError, Sxid, SxidClass, Text, Xid};
+pub(crate) use rows::{Table, hex, number};
 
 /// Built-in cancellation, the same as NVSentinel's: an XID 162 reports that power smoothing
 /// works again, which ends an XID 163, that it is disengaged.

@@ -10,3 +10,4 @@ pub mod fold;
 pub mod gpu;
 pub mod limits;
 pub mod subject;
+pub mod sympathy;

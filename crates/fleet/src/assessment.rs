@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use model::fault::Fault;
+use model::fault::{Cause, Fault};
 use model::node::NodeView;
 use model::position::Position;
 
@@ -37,18 +37,24 @@ pub(super) struct FaultVersion {
     count: u64,
     last_seen: Timestamp,
     accepted_at: Timestamp,
+    cause: Option<Cause>,
+    awaits_primary: bool,
 }
 
 // === impl FaultVersion ===
 
 impl FaultVersion {
-    pub(super) fn of(fault: &Fault) -> Self {
+    pub(super) fn of(fault: &Fault, now: Timestamp) -> Self {
         Self {
             seq: fault.seq,
             title: fault.title(),
             count: fault.count,
             last_seen: fault.last_seen,
             accepted_at: fault.accepted_at,
+            cause: fault.cause.clone(),
+            awaits_primary: fault
+                .awaits_primary_until()
+                .is_some_and(|until| now < until),
         }
     }
 }

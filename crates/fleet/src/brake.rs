@@ -17,7 +17,7 @@ use contract::{keys, names};
 use jiff::{SignedDuration, Timestamp};
 
 use policy::assess::Desired;
-use policy::{Amount, Brake, Budget, DEFAULT_PERCENT, Window};
+use policy::{Amount, Brake, Budget, DEFAULT_PERCENT, Limit, Window};
 
 pub mod pause;
 pub mod switch;
@@ -54,6 +54,8 @@ pub struct Member<'a> {
     pub labels: &'a BTreeMap<String, String>,
     /// Set if the node is out of service.
     pub out: Option<OutOfService>,
+    /// True if the node is cordoned, by whomever.
+    pub cordoned: bool,
 }
 
 /// A node that is out of service, or may be before the next look.
@@ -288,23 +290,43 @@ impl<'a> BudgetCount<'a> {
             groups: BTreeMap::new(),
         };
         for member in members {
-            let group = count.group(member, gpu(member));
+            let Some(group) = count.group(member, gpu(member)) else {
+                continue;
+            };
+            let is_out = count.is_out(member);
             let room = count.groups.entry(group).or_default();
             room.of += 1;
-            if member.out.is_some() {
+            if is_out {
                 room.add(member.name);
             }
         }
         count
     }
 
-    fn group(&self, member: &Member<'a>, gpu: bool) -> Group<'a> {
+    /// Returns the group in which the budget counts the node; `None` if the budget leaves it out.
+    fn group(&self, member: &Member<'a>, gpu: bool) -> Option<Group<'a>> {
         let value = (self.budget.per.as_ref()).and_then(|label| member.labels.get(label));
-        (gpu, value.map(String::as_str))
+        let counts = match self.budget.limit {
+            Limit::Max(_) => true,
+            // A number of nodes to keep is that of the GPU nodes of a rack: fewer others, or those
+            // of no rack, would never go.
+            Limit::Keep(_) => {
+                let in_group = value.is_some_and(|value| !value.is_empty());
+                gpu && (in_group || self.budget.per.is_none())
+            }
+        };
+        counts.then_some((gpu, value.map(String::as_str)))
+    }
+
+    /// Returns whether the node uses up room of the budget. A cordoned node runs no new work, so it
+    /// is none of those that are kept in service.
+    fn is_out(&self, member: &Member<'_>) -> bool {
+        let keeps = matches!(self.budget.limit, Limit::Keep(_));
+        member.out.is_some() || keeps && member.cordoned
     }
 
     fn hold(&self, member: &Member<'a>, gpu: bool) -> Option<Hold> {
-        let group = self.group(member, gpu);
+        let group = self.group(member, gpu).filter(|_| !self.is_out(member))?;
         let room = self.groups.get(&group).cloned().unwrap_or_default();
         let room = self.usage(group, &room);
         (room.used >= room.allowed).then(|| Hold::Budget {
@@ -314,8 +336,9 @@ impl<'a> BudgetCount<'a> {
     }
 
     fn add(&mut self, member: &Member<'a>, gpu: bool) {
-        let group = self.group(member, gpu);
-        self.groups.entry(group).or_default().add(member.name);
+        if let Some(group) = self.group(member, gpu).filter(|_| !self.is_out(member)) {
+            self.groups.entry(group).or_default().add(member.name);
+        }
     }
 
     fn uses(&self) -> impl Iterator<Item = LimitUse> {
@@ -333,7 +356,7 @@ impl<'a> BudgetCount<'a> {
             domain: domain.map(|_| value.unwrap_or_default().to_owned()),
             gpu,
             used: room.used,
-            allowed: self.budget.max.of(room.of),
+            allowed: self.budget.limit.allowed(room.of),
             of: room.of,
             by: room.by.iter().copied().map(str::to_owned).collect(),
         }
@@ -469,17 +492,23 @@ impl Hold {
                 "a person to close the circuit breaker (ConfigMap {}): `gpuwarden status` says how",
                 keys::BREAKER_CONFIG_MAP
             ),
-            Self::Budget { room, .. } => {
-                let raise = format!(
-                    "a higher `max` under [[brake.budgets]] of the policy, which is \
-                     {DEFAULT_PERCENT}% where it has none"
-                );
-                match room.by.first() {
+            Self::Budget { budget, room } => {
+                let change = match budget.limit {
+                    Limit::Max(_) => format!(
+                        "a higher `max` under [[brake.budgets]] of the policy, which is \
+                         {DEFAULT_PERCENT}% where it has none"
+                    ),
+                    Limit::Keep(_) => {
+                        "a lower `keep` under [[brake.budgets]] of the policy".to_owned()
+                    }
+                };
+                // Where no node may be out, one that is given back makes no room.
+                match room.by.first().filter(|_| room.allowed > 0) {
                     Some(node) => format!(
                         "room: a node that is given back (`gpuwarden explain {node}` says what \
-                         {node} waits for), or {raise}"
+                         {node} waits for), or {change}"
                     ),
-                    None => format!("room: {raise}"),
+                    None => format!("room: {change}"),
                 }
             }
         }
@@ -518,19 +547,33 @@ impl fmt::Display for Hold {
                     (Some(label), Some("")) => format!(" without the label {label}"),
                     (Some(label), Some(value)) => format!(" with {label}={value}"),
                 };
-                let share = match budget.max {
+                let (Limit::Max(amount) | Limit::Keep(amount)) = budget.limit;
+                let share = match amount {
                     Amount::Nodes(_) => String::new(),
                     Amount::Percent(percent) => format!(" ({percent}%)"),
                 };
-                let names = match by.as_slice() {
+                let names = |before: &str| match by.as_slice() {
                     [] => String::new(),
-                    names => format!(" ({})", some_of(names, *used)),
+                    names => format!(" ({before}{})", some_of(names, *used)),
                 };
-                write!(
-                    f,
-                    "{used} of {of} nodes{place} are out of service{names}, and {allowed}{share} may \
-                     be at the same time"
-                )
+                let kept = amount.of(*of);
+                match budget.limit {
+                    Limit::Max(_) => write!(
+                        f,
+                        "{used} of {of} nodes{place} are out of service{}, and {allowed}{share} may \
+                         be at the same time",
+                        names("")
+                    ),
+                    Limit::Keep(_) if kept > *of => write!(
+                        f,
+                        "{kept} nodes{place} must stay in service, and there are only {of}"
+                    ),
+                    Limit::Keep(_) => write!(
+                        f,
+                        "{kept}{share} of {of} nodes{place} must stay in service{}",
+                        names("out: ")
+                    ),
+                }
             }
         }
     }

@@ -21,7 +21,14 @@ impl NodeEntry {
         };
         let (faults, devices) = (fleet.book.faults(name), fleet.devices_of(name));
         let dismissal = self.dismissal(fleet);
-        assess(faults, policy, &observed.view, &devices, dismissal)
+        assess(
+            faults,
+            policy,
+            &observed.view,
+            &devices,
+            dismissal,
+            fleet.now,
+        )
     }
 
     /// Returns the same as [`Self::desired`], from a cache while no input has changed.
@@ -36,7 +43,7 @@ impl NodeEntry {
             .book
             .faults(name)
             .iter()
-            .map(FaultVersion::of)
+            .map(|fault| FaultVersion::of(fault, fleet.now))
             .collect();
         let dismissal = self.dismissal(fleet);
         let cached = self.assessment.as_ref().filter(|cached| {
@@ -74,7 +81,7 @@ impl NodeEntry {
                 .book
                 .faults(name)
                 .iter()
-                .map(FaultVersion::of)
+                .map(|fault| FaultVersion::of(fault, fleet.now))
                 .collect(),
             checks: fleet.book.reported_checks(name).count(),
         };

@@ -1,6 +1,6 @@
 //! The state of one node: its last observed state, session, stages, patch, and claim.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use contract::keys;
@@ -38,6 +38,8 @@ pub(super) struct NodeEntry {
     pub(super) stages: Stages,
     /// A person's veto on the node.
     pub(super) veto: VetoState,
+    /// Position of the last event of the node that this process has recorded.
+    pub(super) reported: Position,
     /// Events of the node that wait for the status of their record.
     pub(super) reports: Reports,
     /// State of the node's patch.
@@ -102,6 +104,10 @@ pub(super) struct Journaled {
     pub(super) unknown_policy: Option<String>,
     /// True once the journal says that the cluster does not have the node.
     pub(super) missing: bool,
+    /// Ids of the incidents of several nodes that need no further Kubernetes Event.
+    pub(super) incidents: BTreeSet<String>,
+    /// Time when the next Event of an incident is due.
+    pub(super) incident_due: Option<Timestamp>,
 }
 
 /// Owner of the session that a node carries.

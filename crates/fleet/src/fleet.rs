@@ -20,6 +20,8 @@ use model::fault::{Fault, FaultBook, FaultChange};
 use model::journal::EntryKind;
 use model::mode::Mode;
 use model::node::NodeView;
+use model::position::Position;
+use model::topology::missing_labels;
 use model::wakes::CLOCK_SLACK;
 use policy::Policy;
 use policy::assess::Desired;
@@ -66,6 +68,8 @@ impl Fleet {
             state: FleetState {
                 listed: !settings.cluster,
                 caught_up: false,
+                restored: Position::START,
+                analysed: None,
                 book: FaultBook::since(settings.since),
                 settings,
                 policy,
@@ -87,6 +91,16 @@ impl Fleet {
     /// Records an event. Returns what it changed in the fault book.
     pub fn record(&mut self, record: &EventRecord, now: Timestamp) -> Vec<FaultChange> {
         self.set_time(now);
+        let view = self.view(&record.event.node_name);
+        let missing = view.map(|view| missing_labels(&record.event, &view.labels));
+        let located = missing
+            .filter(|missing| !missing.is_empty())
+            .map(|missing| {
+                let mut located = record.clone();
+                located.event.metadata.extend(missing);
+                located
+            });
+        let record = located.as_ref().unwrap_or(record);
         // Only a fleet that acts writes statuses; another would never clear what is kept for
         // them.
         let (event, keeps) = (&record.event, self.state.acts());
@@ -113,8 +127,14 @@ impl Fleet {
             let entry = entry.or_insert_with(|| NodeEntry::new(now));
             entry.reports.add(&record.id, event.is_healthy, faults);
         }
-        self.agenda.unsaved.nodes.insert(event.node_name.clone());
-        self.look_again_at(&event.node_name);
+        let explained = changes.iter().filter_map(|change| match change {
+            FaultChange::Explained(node) => Some(node),
+            _ => None,
+        });
+        for node in explained.chain([&event.node_name]) {
+            self.agenda.unsaved.nodes.insert(node.clone());
+            self.look_again_at(node).reported = record.seq;
+        }
         changes
     }
 
@@ -123,11 +143,19 @@ impl Fleet {
         self.set_time(now);
         match input {
             FleetInput::CaughtUp => (self.state.caught_up, self.agenda.view_changed) = (true, true),
+            FleetInput::Analysed(upto) => self.state.analysed = Some(upto),
             FleetInput::Reread(reading) => {
                 let node = reading.node().to_owned();
-                self.state.book.add_missed(*reading);
-                self.agenda.unsaved.nodes.insert(node.clone());
-                self.look_again_at(&node);
+                let mut changed = self.state.book.add_missed(*reading);
+                if let Some(view) = self.view(&node).cloned() {
+                    changed.extend(self.state.book.locate(&node, &view.labels));
+                }
+                changed.insert(node);
+                self.look_again_at_changed(changed);
+            }
+            FleetInput::Located { node, labels } => {
+                let changed = self.state.book.locate(&node, &labels);
+                self.look_again_at_changed(changed);
             }
             FleetInput::Policy(policy) => self.set_policy(policy),
             FleetInput::Switches(switches) => self.set_switches(*switches),
@@ -301,6 +329,14 @@ impl Fleet {
         entry.or_insert_with(|| NodeEntry::new(self.state.now))
     }
 
+    /// Marks nodes whose faults have changed for another look, and to be saved.
+    fn look_again_at_changed(&mut self, nodes: impl IntoIterator<Item = String>) {
+        for node in nodes {
+            self.look_again_at(&node);
+            self.agenda.unsaved.nodes.insert(node);
+        }
+    }
+
     /// Handles the observed state of a node.
     fn node_observed(&mut self, view: Arc<NodeView>) {
         let name = view.name.clone();
@@ -310,6 +346,8 @@ impl Fleet {
         let began = self.list.as_ref().map(|list| list.began);
         let entry = self.nodes.entry(name.clone());
         entry.or_insert_with(|| NodeEntry::new(self.state.now));
+        let changed = self.state.book.locate(&name, &view.labels);
+        self.look_again_at_changed(changed);
         if let Some(mut look) = self.look(&name)
             && look.update_view(view, began)
         {

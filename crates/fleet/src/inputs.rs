@@ -178,7 +178,7 @@ impl Look<'_> {
             let name = self.name.to_owned();
             self.agenda.effects.push(Effect::Restored(name));
         }
-        let group_changed = self.group_changed(&view);
+        let counts_otherwise = self.counts_otherwise(&view);
         let entry = &mut *self.entry;
         let (was_out, since) = (!entry.in_service(), entry.out_since());
         let counted = entry.counted(now);
@@ -189,14 +189,15 @@ impl Look<'_> {
         let (in_service, counts) = (entry.in_service(), entry.counted(now));
         if was_out && in_service {
             self.agenda.unsaved.recently_out |= self.brake.node_returned(self.name, since);
-        } else if changed && group_changed || counts != counted {
+        } else if changed && counts_otherwise || counts != counted {
             self.brake.mark_stale();
         }
         changed
     }
 
-    /// Returns whether the node is new to the brake, or counts in another group than before.
-    fn group_changed(&self, view: &NodeView) -> bool {
+    /// Returns whether the node is new to the brake, counts in another group than before, or was
+    /// cordoned or uncordoned by others.
+    fn counts_otherwise(&self, view: &NodeView) -> bool {
         let Some(before) = &self.entry.view else {
             return true;
         };
@@ -205,5 +206,7 @@ impl Look<'_> {
         std::iter::once(&self.state.settings.gpu_label.key)
             .chain(budgets.filter_map(|budget| budget.per.as_ref()))
             .any(|label| before.labels.get(label) != view.labels.get(label))
+            || before.unschedulable != view.unschedulable
+                && self.entry.counted(self.state.now).is_none()
     }
 }

@@ -26,8 +26,17 @@ use crate::status::StatusUpdate;
 pub enum FleetInput {
     /// All events that the feed had at the start are recorded.
     CaughtUp,
+    /// The analysis has read the events up to here, and what it concludes from them is recorded.
+    Analysed(Position),
     /// Reports that had found no room in the fault book were read again.
     Reread(Box<Rereading>),
+    /// Places of a node, as labels would say them, for its open faults that have none.
+    Located {
+        /// Node.
+        node: String,
+        /// Labels that say where the node is.
+        labels: BTreeMap<String, String>,
+    },
     /// The policy in force; `None` while none has been loaded.
     Policy(Option<Arc<Policy>>),
     /// The switches that people have set in the cluster.
@@ -261,6 +270,10 @@ pub enum EventReason {
     WaitingBeforeForceDelete,
     /// Something outside gpuwarden has undone what a session did to its node.
     QuarantineUndone,
+    /// Faults of several nodes belong together.
+    Incident,
+    /// A proposal waits for a person's approval.
+    ApprovalNeeded,
 }
 
 /// A patch to be made.
@@ -448,6 +461,8 @@ impl EventReason {
             Self::AwaitingPodCompletion => "AwaitingPodCompletion",
             Self::WaitingBeforeForceDelete => "WaitingBeforeForceDelete",
             Self::QuarantineUndone => "QuarantineUndone",
+            Self::Incident => "Incident",
+            Self::ApprovalNeeded => "ApprovalNeeded",
         }
     }
 }

@@ -13,6 +13,7 @@
 //! out each [`Effect`].
 
 mod agenda;
+mod approval;
 mod assessment;
 pub mod brake;
 mod claim;

@@ -11,16 +11,17 @@ use policy::assess::Desired;
 
 use super::agenda::Agenda;
 use super::entry::{Claim, NodeEntry};
-use super::stage::{Facts, StageRequests, Stages};
+use super::stage::{ApprovalState, Facts, StageRequests, Stages};
 use super::state::FleetState;
 use super::{Effect, Level};
 use crate::session::{JournalNote, ObservedNode};
 use crate::waiting::BrakeState;
 
 mod departed;
+mod incident;
 mod step;
 
-use departed::{close_dismissed_conclusions, close_faults_of_gone_machine};
+use departed::{close_dismissed_conclusions, close_explained_faults, close_faults_of_gone_machine};
 
 /// A node, and the state shared by all nodes, during a look.
 pub(super) struct Look<'a> {
@@ -41,6 +42,7 @@ impl Look<'_> {
         if self.entry.awaits_answer(applied)
             || !close_faults_of_gone_machine(self)
             || !close_dismissed_conclusions(self)
+            || !close_explained_faults(self)
         {
             // The brake must not start the node on the basis of an outdated decision.
             self.brake.remove_waiting(self.name);
@@ -51,6 +53,7 @@ impl Look<'_> {
             self.decide(policy);
             self.settle();
         }
+        self.announce_incidents();
         // For a missing node, `departed` has set when its faults are dropped.
         if !self.state.settings.cluster || self.entry.view.is_some() {
             self.set_wake();
@@ -140,9 +143,11 @@ impl Look<'_> {
         }
     }
 
-    /// Runs the plan of every stage. Returns `Break` if one of them waits for an answer.
+    /// Holds back what has no approval, and runs the plan of every stage. Returns `Break` if one of
+    /// them waits for an answer.
     fn plan(&mut self, desired: &mut Desired) -> ControlFlow<()> {
         self.in_stages(|stages, facts, requests| {
+            ApprovalState::hold(facts, desired);
             let mut stages = stages.all_mut().into_iter();
             stages.try_for_each(|stage| stage.plan(facts, desired, requests))
         })
@@ -188,6 +193,7 @@ impl Look<'_> {
                 .remediation
                 .remediates_whole_node(&fleet.settings),
             unsettled: entry.patch.in_flight && !entry.patch.updating,
+            analysed: fleet.has_analysed(entry.reported),
         };
         let mut requests = StageRequests::new(
             self.agenda,
@@ -279,7 +285,10 @@ impl Look<'_> {
     pub(super) fn set_wake(&mut self) {
         let now = self.state.now;
         let faults = self.state.book.faults(self.name).iter();
+        let awaits_primary = faults.clone().filter_map(Fault::awaits_primary_until);
         let times = [
+            awaits_primary.filter(|at| *at > now).min(),
+            self.entry.journaled.incident_due.filter(|at| *at > now),
             self.entry.session.wake_at(now),
             self.entry.stages.wake_at(now),
             self.entry.veto.ends_at(),

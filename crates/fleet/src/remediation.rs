@@ -24,6 +24,7 @@ use contract::HealthEvent;
 use jiff::Timestamp;
 
 use model::attempt::{PersonAsked, RemediationMark};
+use model::proposal::Proposal;
 use model::resource::ResourceState;
 use model::time::later;
 
@@ -34,6 +35,7 @@ mod plan;
 mod under_way;
 pub mod validation;
 
+pub(crate) use awaiting::APPROVAL;
 use awaiting::Wait;
 pub use awaiting::{Awaiting, Blocker, Meanwhile};
 pub use config::{Action, RemediationConfig};
@@ -61,8 +63,14 @@ pub struct RemediationInput<'a> {
     pub config: Option<&'a RemediationConfig>,
     /// Reason why nothing new begins now.
     pub blocker: Option<&'a Blocker>,
+    /// True while pods have to leave first.
+    pub drains: bool,
+    /// Begin of the drain that the session records.
+    pub drain_since: Option<Timestamp>,
     /// True if only the pods of single GPUs have left.
     pub partial: bool,
+    /// Proposals of the session, with the approvals that count now.
+    pub proposals: &'a [Proposal],
     /// Times of attempts before this session.
     pub earlier: &'a [Timestamp],
     /// Current time of the decision.
@@ -78,6 +86,10 @@ pub struct OpenFault<'a> {
     pub first_seen: Timestamp,
     /// Route of the policy that excludes it from remediation, for people.
     pub excluded_by: Option<&'a str>,
+    /// True if its route waits for a person's approval.
+    pub asks_approval: bool,
+    /// True while the drain for it has no approval.
+    pub unapproved: bool,
 }
 
 /// Observed state of a custom resource.
@@ -112,6 +124,8 @@ pub struct RemediationDecision {
     pub skipped: BTreeSet<String>,
     /// True if the whole node is to be remediated, and all its pods are to leave first.
     pub whole_node: bool,
+    /// Actions that are due but for a person's approval, whether or not they have it.
+    pub needs_approval: BTreeSet<String>,
 }
 
 /// Decides about the remediation of a node.
@@ -123,18 +137,21 @@ pub fn decide(input: &RemediationInput<'_>) -> RemediationDecision {
         .filter_map(|one| one.excluded_by.map(str::to_owned))
         .collect();
     let config = input.config.filter(|_| !input.events.is_empty());
-    let next = match (update_attempt(&mut mark, input), config) {
-        (ControlFlow::Break(awaiting), _) => NextStep::Await(awaiting),
-        (ControlFlow::Continue(taken_id), Some(config)) => {
-            let plan = RemediationPlan {
-                mark: &mark,
-                config,
-                input,
-                taken_id: taken_id.as_deref(),
-            };
-            plan.next(&needs, &unsupported, &skipped)
-        }
-        (ControlFlow::Continue(_), None) => {
+    let (awaited, taken_id) = match update_attempt(&mut mark, input) {
+        ControlFlow::Break(awaiting) => (Some(awaiting), None),
+        ControlFlow::Continue(taken_id) => (None, taken_id),
+    };
+    let plan = config.map(|config| RemediationPlan {
+        mark: &mark,
+        config,
+        input,
+        taken_id: taken_id.as_deref(),
+    });
+    let needs_approval = plan.as_ref().map(|plan| plan.needs_approval(&needs));
+    let next = match (awaited, plan) {
+        (Some(awaiting), _) => NextStep::Await(awaiting),
+        (None, Some(plan)) => plan.next(&needs, &unsupported, &skipped),
+        (None, None) => {
             let awaiting = Awaiting::Recovery(None);
             // A person who was asked stays asked.
             let person = mark.person.as_ref().map(|one| one.why.clone());
@@ -163,6 +180,7 @@ pub fn decide(input: &RemediationInput<'_>) -> RemediationDecision {
         unsupported,
         skipped,
         whole_node,
+        needs_approval: needs_approval.unwrap_or_default(),
     }
 }
 

@@ -58,7 +58,7 @@ use serde_json::Value;
 use change::Draft;
 pub use dismissal::dismissal;
 pub use phase::Phase;
-use policy::Policy;
+use policy::{Policy, ProtectFrom};
 pub use step::step;
 
 /// Time after which a change that keeps failing is brought to a person's attention.
@@ -214,6 +214,8 @@ pub struct Marks {
     pub label_prefix: String,
     /// True if a recovery leaves NVSentinel's `uncordon-*` labels.
     pub uncordon_labels: bool,
+    /// Programs that are to leave the node alone.
+    pub protect_from: Vec<ProtectFrom>,
     /// Maker of the session, for [`SessionMark::by`](model::ownership::SessionMark::by); `None`
     /// leaves it out.
     pub maker: Option<Maker>,
@@ -290,6 +292,7 @@ impl Marks {
         Self {
             label_prefix: policy.label_prefix.clone(),
             uncordon_labels: policy.uncordon_labels,
+            protect_from: policy.protect_from.clone(),
             maker: None,
             store: None,
         }

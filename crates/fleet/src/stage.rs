@@ -18,9 +18,11 @@ use policy::assess::Desired;
 use super::agenda::{Agenda, StoreQuestion};
 use super::state::FleetState;
 use super::{Effect, Level, Purpose};
+use crate::remediation::APPROVAL;
 use crate::session::{JournalNote, ObservedNode, Session};
 use crate::veto::Veto;
 
+mod approval;
 pub(super) mod device_taints;
 pub(super) mod drain;
 mod hand_over;
@@ -30,6 +32,7 @@ pub(super) mod remediation;
 mod toy;
 pub(super) mod validation;
 
+pub(super) use approval::ApprovalState;
 use device_taints::DeviceTaints;
 use drain::DrainState;
 use hand_over::HandOver;
@@ -79,7 +82,7 @@ pub(super) trait Stage {
 }
 
 /// Number of stages, with the one for tests.
-const STAGES: usize = if cfg!(test) { 6 } else { 5 };
+const STAGES: usize = if cfg!(test) { 7 } else { 6 };
 
 /// Stages of one node.
 #[derive(Debug, Default)]
@@ -89,6 +92,7 @@ pub(super) struct Stages {
     pub(super) device_taints: DeviceTaints,
     pub(super) drain: DrainState,
     pub(super) remediation: RemediationState,
+    pub(super) approval: ApprovalState,
     #[cfg(test)]
     toy: toy::Toy,
 }
@@ -112,6 +116,8 @@ pub(super) struct Facts<'a> {
     pub(super) remediates_whole_node: bool,
     /// True while a patch is in flight that may change whether the node is out of service.
     pub(super) unsettled: bool,
+    /// True once the analysis has read the reports about the node, and its conclusions are recorded.
+    pub(super) analysed: bool,
 }
 
 /// Requests that the stages of one node make during a look.
@@ -129,7 +135,8 @@ pub(super) struct StageRequests<'a> {
 impl Stages {
     /// Returns all stages, in their order of planning and acting. Validation comes first,
     /// because it ends a look while its events are being stored; the hand-over comes before the
-    /// stages that read what is desired; the drain precedes the remediation.
+    /// stages that read what is desired; the drain precedes the remediation; and the approval
+    /// proposes what these two need.
     pub(super) fn all(&self) -> [&dyn Stage; STAGES] {
         [
             &self.validation,
@@ -137,6 +144,7 @@ impl Stages {
             &self.device_taints,
             &self.drain,
             &self.remediation,
+            &self.approval,
             #[cfg(test)]
             &self.toy,
         ]
@@ -150,6 +158,7 @@ impl Stages {
             &mut self.device_taints,
             &mut self.drain,
             &mut self.remediation,
+            &mut self.approval,
             #[cfg(test)]
             &mut self.toy,
         ]
@@ -169,10 +178,16 @@ impl Stages {
         self.all().into_iter().any(Stage::awaits_answer)
     }
 
-    /// Returns what the node's way back waits for, for people: of several stages the last, which
-    /// waits for the others.
-    pub(super) fn awaits(&self) -> Option<&str> {
-        self.all().into_iter().rev().find_map(Stage::awaits)
+    /// Returns what the node's way back waits for, for people: an approval, and of the other stages
+    /// the last, which waits for the others.
+    pub(super) fn awaits(&self) -> Option<String> {
+        let other = self.all().into_iter().rev().find_map(Stage::awaits);
+        let Some(approval) = self.approval.awaits_approval() else {
+            return other.map(str::to_owned);
+        };
+        let other = other.filter(|other| *other != APPROVAL);
+        let beside = other.map_or_else(String::new, |other| format!("; beside that, {other}"));
+        Some(format!("{approval}{beside}"))
     }
 }
 

@@ -7,6 +7,7 @@ use model::device::{DeviceTaintRule, NodeDevices};
 use model::fault::FaultBook;
 use model::node::NodeView;
 use model::ownership::Maker;
+use model::position::Position;
 use policy::Policy;
 use policy::assess::{Desired, assess};
 
@@ -30,6 +31,11 @@ pub(super) struct FleetState {
     pub(super) now: Timestamp,
     /// True once all events that were stored at the start are in the fault book.
     pub(super) caught_up: bool,
+    /// Position of the last event that an earlier process has recorded.
+    pub(super) restored: Position,
+    /// Position up to which the analysis has read the events, with its conclusions recorded; `None`
+    /// without an analysis.
+    pub(super) analysed: Option<Position>,
     /// True once the nodes of the cluster are listed, and always without a cluster.
     pub(super) listed: bool,
 }
@@ -47,7 +53,14 @@ impl FleetState {
             return Desired::default();
         };
         let (faults, devices) = (self.book.faults(node), self.devices_of(node));
-        assess(faults, policy, &NodeView::unknown(node), &devices, None)
+        assess(
+            faults,
+            policy,
+            &NodeView::unknown(node),
+            &devices,
+            None,
+            self.now,
+        )
     }
 
     /// Returns the devices of a node that can be tainted; none where the policy has no device
@@ -64,6 +77,13 @@ impl FleetState {
     /// Returns whether decisions are carried out in a cluster.
     pub(super) fn acts(&self) -> bool {
         self.settings.mode.writes() && self.settings.cluster
+    }
+
+    /// Returns whether the analysis has read the events up to `latest`, and all that an earlier
+    /// process has recorded. True without an analysis.
+    pub(super) fn has_analysed(&self, latest: Position) -> bool {
+        self.analysed
+            .is_none_or(|upto| latest.max(self.restored) <= upto)
     }
 
     /// Returns how nodes are validated; `None` where validation is off.

@@ -6,11 +6,16 @@ use contract::node::{FaultEntity, ListFaultsResponse, OpenFault};
 use jiff::Timestamp;
 use model::fault::{Fault, title};
 use model::position::Position;
+use model::proposal::Proposal;
 use model::reporter::{OWN_AGENT, Reporter};
 use model::status::eviction::Eviction;
 use serde::{Deserialize, Serialize};
 
 use crate::session::Phase;
+
+mod incident;
+
+pub use incident::{IncidentNode, IncidentView};
 
 /// State of all known nodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -204,6 +209,9 @@ pub struct SessionView {
     /// The other gpuwarden that owns the session; absent for our own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub another: Option<ForeignGpuwardenView>,
+    /// Proposal of the session that waits for a person's approval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proposal: Option<Proposal>,
     /// Progress of the drain, as in the records of the node's events; absent if only single
     /// devices are out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -257,6 +265,22 @@ pub struct FaultView {
     /// Reporter of that event, for people; absent for gpuwarden's own monitors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reported_by: Option<String>,
+    /// Primary that explains the fault, which therefore asks for nothing; absent if none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub explained_by: Option<CauseView>,
+    /// Id of the incident that the fault belongs to.
+    #[serde(default)]
+    pub incident: String,
+}
+
+/// A primary that explains a fault.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CauseView {
+    /// Node of the primary.
+    pub node: String,
+    /// Title of the primary.
+    pub fault: String,
 }
 
 /// An entity of a fault.
@@ -341,6 +365,11 @@ impl FaultView {
             reported_by: Reporter::of(&fault.event)
                 .filter(|reporter| *reporter != Reporter::Monitor)
                 .map(|reporter| reporter.to_string()),
+            explained_by: fault.cause.as_ref().map(|cause| CauseView {
+                node: cause.node.clone(),
+                fault: cause.fault.clone(),
+            }),
+            incident: fault.incident.clone(),
         }
     }
 
@@ -375,11 +404,16 @@ impl NodeState {
     }
 
     /// Returns the state that follows from the open faults, without notices, and the session's
-    /// phase.
+    /// phase. A fatal fault that another one explains leaves the node in service.
     pub fn of(faults: &[&Fault], phase: Option<Phase>) -> Self {
         match phase {
             Some(phase) if phase != Phase::Idle => Self::Session(phase),
-            _ if faults.iter().any(|fault| fault.event.is_fatal) => Self::Unhealthy,
+            _ if faults
+                .iter()
+                .any(|fault| fault.event.is_fatal && fault.cause.is_none()) =>
+            {
+                Self::Unhealthy
+            }
             _ if faults.is_empty() => Self::Healthy,
             _ => Self::Degraded,
         }

@@ -139,6 +139,7 @@ impl BrakeState {
                     name,
                     labels: &view.labels,
                     out: entry.out(now),
+                    cordoned: view.unschedulable,
                 })
             })
             .collect();

@@ -8,10 +8,11 @@ use cli::{ActSettings, AnalysisRules, ProcessSettings, ReportSettings};
 use cluster::{Cluster, UnhealthyGpu};
 use console::api::{Role, UnhealthyGpuView};
 use console::{Console, ControllerPart, LeadershipSource, UnhealthyGpuSource};
-use controller::analysis::{Analysis, AnalysisConfig, RulesFollower};
+use controller::analysis::{Analysis, AnalysisConfig, RulesFollower, RulesTextReceiver};
 use controller::api_requests;
 use controller::conditions::{self, Board, Reporter};
 use controller::ledger::LedgerKeeper;
+use controller::maintenance::MaintenanceMonitor;
 use controller::quarantine::{Owns, Quarantine, QuarantineConfig};
 use controller::retention::Retention;
 use devices::DeviceApi;
@@ -19,6 +20,9 @@ use fleet::view::FleetView;
 use janitor::{Janitor, JanitorParts, Providers, Validator, ValidatorParts};
 use maintenance::validation_request::ValidationConfiguration;
 use model::condition::{MessageLimits, Options};
+use model::mode::Mode;
+use model::position::Position;
+use monitor::{Frame, WINDOW};
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -74,17 +78,22 @@ impl Acting<'_> {
         );
         let (board, reporter) = reporting.unzip();
         let unhealthy_gpus = unhealthy_gpus(self.cluster.clone());
+        let keeps_marks = role == Role::Controller && mode != Mode::Observe;
+        let for_marks = self.cluster.clone().filter(|_| keeps_marks);
         self.start_janitor(tasks)?;
-        self.start_analysis(tasks)?;
+        let known_nodes = self.cluster.as_deref().map(Cluster::known_nodes);
+        let (rules, analysed) = self.start_analysis(tasks)?.unzip();
         let config = QuarantineConfig {
             store: Arc::clone(&self.store),
             cluster: self.cluster,
             policy: self.policy.current,
+            rules: rules.clone(),
             mode,
             owns: self.owns,
             sources: self.sources.clone(),
             brake: self.settings.circuit_breaker,
             drain: self.settings.drain.clone().map(Arc::new),
+            analysed: analysed.filter(|_| self.settings.remediation.is_some()),
             remediation: self.settings.remediation.clone().map(Arc::new),
             gpu_label: self.settings.gpu_node_label.clone(),
             namespace: self.settings.namespace.clone(),
@@ -102,8 +111,27 @@ impl Acting<'_> {
             clock: CLOCK,
         };
         let connector = self.intake.connector.clone();
-        let ledger = LedgerKeeper::new(Arc::clone(&self.store), connector, CLOCK, &self.metrics);
+        let mut ledger =
+            LedgerKeeper::new(Arc::clone(&self.store), connector, CLOCK, &self.metrics);
+        let marks = for_marks.map(|cluster| {
+            let namespace = self.settings.namespace.clone();
+            ledger.keep_marks(cluster, namespace, mode.writes())
+        });
         let fleet = handles.view.clone();
+        let maintenance = self.settings.maintenance.clone().zip(known_nodes);
+        let maintenance = maintenance.map(|(config, nodes)| {
+            let frame = Frame {
+                node_name: self.name.to_owned(),
+                state_dir: Some(self.process.data_dir.clone()),
+                boot: None,
+                window: WINDOW,
+                connector: self.intake.connector.clone(),
+                sources: self.sources.clone(),
+                metrics: self.metrics.clone(),
+                clock: CLOCK,
+            };
+            MaintenanceMonitor::new(*config, nodes, fleet.clone(), frame)
+        });
         let mut damage = self.store.damage();
         let metrics = self.metrics.clone();
         let questions = handles.questions;
@@ -120,7 +148,9 @@ impl Acting<'_> {
                     Box::pin(async move { questions.why_not(node).await })
                 }),
                 unhealthy_gpus,
+                rules,
                 ledger: ledger.ledger(),
+                maintenances: maintenance.as_ref().map(MaintenanceMonitor::records),
                 store: self.store,
                 forwarding: self.intake.forwarding,
             }),
@@ -135,7 +165,13 @@ impl Acting<'_> {
         let page = console::serve(page, console, done.clone());
         tasks.worker("the page", async move { drop(page.await) });
         tasks.writer("the quarantine", quarantine.run(done.clone()));
+        if let Some(monitor) = maintenance {
+            tasks.monitor("the monitor of maintenance", |end| monitor.run(end));
+        }
         tasks.worker("the ledger of GPUs", ledger.run(done.clone()));
+        if let Some(marks) = marks {
+            tasks.writer("the marks of GPUs", marks.run(done.clone()));
+        }
         tasks.worker("the journal", handles.journal.run());
         tasks.worker("the statuses of events", handles.statuses.run());
         if let Some(reporter) = reporter {
@@ -152,26 +188,33 @@ impl Acting<'_> {
         Ok(fleet)
     }
 
-    /// Starts the analysis, unless it is switched off.
-    fn start_analysis(&self, tasks: &mut Tasks) -> anyhow::Result<()> {
+    /// Starts the analysis, unless it is switched off. Returns receivers of the text of its rules, and
+    /// of the position up to which it has read the events.
+    fn start_analysis(
+        &self,
+        tasks: &mut Tasks,
+    ) -> anyhow::Result<Option<(RulesTextReceiver, watch::Receiver<Position>)>> {
         let place = match &self.settings.rules {
-            AnalysisRules::Off => return Ok(()),
+            AnalysisRules::Off => return Ok(None),
             AnalysisRules::BuiltIn => None,
             AnalysisRules::Place(place) => Some(place.clone()),
         };
-        let follower = RulesFollower::load(place)?;
+        let follower = RulesFollower::load(place, self.settings.retention, &self.metrics)?;
+        let (analysed, receiver) = watch::channel(Position::START);
         let config = AnalysisConfig {
             store: Arc::clone(&self.store),
             connector: self.intake.connector.clone(),
             rules: follower.rules(),
             nodes: self.cluster.as_deref().map(Cluster::known_nodes),
             clock: CLOCK,
+            analysed,
         };
+        let text = follower.text();
         let following = follower.run(self.cluster.clone(), tasks.done());
         tasks.worker("the rules of the analysis", following);
         let analysis = Analysis::new(config, &self.metrics);
         tasks.worker("the analysis", analysis.run(tasks.done()));
-        Ok(())
+        Ok(Some((text, receiver)))
     }
 
     /// Starts the janitor, if `--janitor-config` is given.

@@ -19,19 +19,22 @@ use contract::keys::LEASE;
 use controller::agents::Agents;
 use controller::certificate::{self, CaConfigMap};
 use controller::ingest::{self, Identify, Reviewer};
+use controller::labeler::{Labeler, LabelerConfig};
 use controller::leadership;
+use controller::objects::{Objects, ObjectsConfig, ObjectsFollower, ObjectsSource};
 use controller::pods::PodDevices;
 use controller::quarantine::Owns;
+use monitor::{Frame, WINDOW};
 use runtime::logging;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use runtime::tls::{ClientCertificates, ServerTls};
-use store::{EventStore, StoreUrl};
+use store::{EventStore, Identity, StoreUrl};
 use tokio::net::TcpListener;
 
 use crate::act::Acting;
 use crate::lead::{Standby, Term};
-use crate::parts::{self, Front, Policy};
+use crate::parts::{self, CLOCK, Front, Policy};
 use crate::tasks::{Tasks, log_failure};
 
 /// Mode of the socket: the operator's commands can report events for any node there, so no other
@@ -199,9 +202,40 @@ impl<'a> Start<'a> {
             .protection
             .open(cluster.as_ref(), namespace, &mut tasks);
         let tls = opening.await?;
-        // Modes other than `act` write nothing to the cluster.
+        // Modes other than `act` write nothing about faults to the cluster.
         let writes = act.mode.writes();
+        if let (Some(source), Some(cluster)) = (&settings.objects, &cluster) {
+            let frame = Frame {
+                node_name: self.host.to_owned(),
+                state_dir: Some(process.data_dir.clone()),
+                boot: None,
+                window: WINDOW,
+                connector: connector.clone(),
+                sources: self.sources.clone(),
+                metrics: metrics.clone(),
+                clock: CLOCK,
+            };
+            let store = store.identity();
+            watch_objects(
+                source,
+                Arc::clone(cluster),
+                frame,
+                &store,
+                writes,
+                &mut tasks,
+            )?;
+        }
         let pods = PodDevices::new(cluster.clone().filter(|_| writes));
+        if let Some((labels, cluster)) = settings.labels.clone().zip(cluster.clone()) {
+            let config = LabelerConfig {
+                cluster,
+                labels: labels.labels,
+                selectors: labels.selectors,
+                clock: CLOCK,
+            };
+            let labeler = Labeler::new(config, &self.sources, &metrics);
+            tasks.writer("the labels of nodes", labeler.run(tasks.done()));
+        }
         let acting = Acting {
             settings: act,
             process,
@@ -304,6 +338,29 @@ impl Protection {
         tasks.worker("the certificate", why.scope(keeper.run(tasks.done())));
         Ok(Some(Arc::new(tls)))
     }
+}
+
+/// Starts the monitor of Kubernetes objects, with policies from `source`.
+fn watch_objects(
+    source: &ObjectsSource,
+    cluster: Arc<Cluster>,
+    frame: Frame,
+    store: &Identity,
+    writes: bool,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    let follower = ObjectsFollower::load(source.clone()).context("--objects")?;
+    let monitor = Objects::new(ObjectsConfig {
+        cluster: Arc::clone(&cluster),
+        frame,
+        policies: follower.policies(),
+        store: format!("{} {:?}", store.id, store.since),
+        writes,
+    });
+    let following = follower.run(Some(cluster), tasks.done());
+    tasks.worker("the object policies", following);
+    tasks.monitor("the object monitor", |no_more| monitor.run(no_more));
+    Ok(())
 }
 
 /// Returns how callers of the port for agents are authenticated.

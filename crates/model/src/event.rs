@@ -163,9 +163,11 @@ fn validate_lists(event: &HealthEvent) -> Result<(), FieldProblem> {
 
 /// Clears `is_fatal` of our own event if the event asks for no action (`NONE`). Otherwise its
 /// node would leave service and never return. Every monitor and every check passes its events
-/// through this function; events of other senders stay unchanged.
+/// through this function; events of other senders stay unchanged. A cloud's maintenance needs no
+/// action of ours: the provider acts, and the monitor takes the node back.
 pub fn not_fatal_without_action(event: &mut HealthEvent) {
-    event.is_fatal &= event.recommended_action != RecommendedAction::None as i32;
+    let asks = event.recommended_action != RecommendedAction::None as i32;
+    event.is_fatal &= asks || event.check_name == keys::CHECK_CSP_MAINTENANCE;
 }
 
 /// Brings a valid event into its stored form, and sets its id.

@@ -6,7 +6,9 @@
 
 mod book;
 mod capacity;
+mod causes;
 mod closed;
+mod incidents;
 mod machine;
 mod reported_checks;
 mod share;
@@ -26,6 +28,7 @@ pub use book::{
     MAX_OPEN_FAULTS_PER_NODE, clears_on_reboot,
 };
 pub use capacity::Rereading;
+pub use causes::{Cause, WAIT_FOR_PRIMARY};
 pub use closed::may_be_before;
 pub use closed::{CLOSED_FOR, MAX_CLOSED_PER_NODE, REQUESTS_APART};
 pub use machine::{Machine, Origin};
@@ -66,6 +69,12 @@ pub struct Fault {
     pub accepted_at: Timestamp,
     /// Machine that the newest report is about.
     pub origin: Origin,
+    /// Primary that explains the fault; see `fault/causes.rs`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Cause>,
+    /// Id of the incident that the fault belongs to; see `fault/incidents.rs`.
+    #[serde(default)]
+    pub incident: String,
 }
 
 // === impl Fault ===

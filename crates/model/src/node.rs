@@ -44,6 +44,10 @@ pub struct NodeView {
     pub provider_id: Box<str>,
     /// True if the node has a drain condition written by gpuwarden ([`crate::condition`]).
     pub has_drain_condition: bool,
+    /// True if its condition `Ready` is true.
+    pub is_ready: bool,
+    /// AKS' condition about events of the node's virtual machine, if the node has it.
+    pub vm_event: Option<Box<VmEvent>>,
     /// Remaining parts of the object, for [`NodeView::object`].
     rest: Rest,
 }
@@ -68,6 +72,15 @@ pub struct NodeTaint {
     /// The whole element, which may have `timeAdded`, as the `test` operation of a patch must
     /// name it.
     pub raw: Value,
+}
+
+/// Condition [`keys::CONDITION_VM_EVENT`] of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmEvent {
+    /// Status; `None` for `Unknown` and any other word.
+    pub status: Option<bool>,
+    /// Message, while the status is true; empty otherwise.
+    pub message: Box<str>,
 }
 
 /// A change of a node, written as one conditional patch or not at all.
@@ -97,6 +110,33 @@ fn has_drain_condition(conditions: &Value) -> bool {
         one["reason"] == keys::REASON_DRAIN && kinds.iter().any(|kind| one["type"] == *kind)
     };
     conditions.as_array().into_iter().flatten().any(ours)
+}
+
+/// Returns the condition of this type.
+fn condition<'a>(conditions: &'a Value, kind: &str) -> Option<&'a Value> {
+    let mut all = conditions.as_array().into_iter().flatten();
+    all.find(|one| one["type"] == kind)
+}
+
+/// Returns the status of a condition; `None` if it is neither `True` nor `False`.
+fn status(condition: &Value) -> Option<bool> {
+    match condition["status"].as_str()? {
+        "True" => Some(true),
+        "False" => Some(false),
+        _ => None,
+    }
+}
+
+/// Returns AKS' condition about events of the node's virtual machine.
+fn vm_event(conditions: &Value) -> Option<Box<VmEvent>> {
+    let condition = condition(conditions, keys::CONDITION_VM_EVENT)?;
+    let status = status(condition);
+    let message = condition["message"].as_str();
+    let message = message.filter(|_| status == Some(true));
+    Some(Box::new(VmEvent {
+        status,
+        message: message.unwrap_or_default().into(),
+    }))
 }
 
 // === impl NodeView ===
@@ -134,6 +174,7 @@ impl NodeView {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let (metadata, spec) = (&object["metadata"], &object["spec"]);
         let info = &object["status"]["nodeInfo"];
+        let conditions = &object["status"]["conditions"];
         let taints = spec["taints"].as_array().into_iter().flatten();
         let mut view = Self {
             name,
@@ -160,7 +201,9 @@ impl NodeView {
                     .and_then(|time| time.parse().ok()),
             },
             provider_id: text(&spec["providerID"]).into(),
-            has_drain_condition: has_drain_condition(&object["status"]["conditions"]),
+            has_drain_condition: has_drain_condition(conditions),
+            is_ready: condition(conditions, "Ready").and_then(status) == Some(true),
+            vm_event: vm_event(conditions),
             rest: Rest::default(),
         };
         view.keep(object);

@@ -16,6 +16,7 @@ use crate::attempt::{Attempt, RemediationMark};
 use crate::event::{event_id, floor_char_boundary};
 use crate::future::is_future;
 use crate::node::{NodeView, Taint};
+use crate::proposal::Proposal;
 
 mod deeds;
 mod machines;
@@ -59,6 +60,8 @@ pub struct Ownership {
     /// Labels that the session wrote, with their previous values. `None` for a session of
     /// NVSentinel, which does not record them.
     pub replaced_labels: Option<BTreeMap<String, Option<String>>>,
+    /// Annotations for other programs that the session wrote, with their previous values.
+    pub replaced_annotations: BTreeMap<String, Option<String>>,
 }
 
 /// Kind of gpuwarden that makes sessions.
@@ -137,6 +140,9 @@ pub struct SessionAnnotation {
     /// such label.
     #[serde(default)]
     pub labels: BTreeMap<String, Option<String>>,
+    /// Annotations for other programs that the session replaced, in the same way.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, Option<String>>,
 }
 
 /// Maker and progress of a session, as part of its annotation.
@@ -173,6 +179,9 @@ pub struct SessionMark {
         skip_serializing_if = "Option::is_none"
     )]
     pub remediation: Option<RemediationMark>,
+    /// Proposals of the session, oldest first: approved ones that count, and the one that waits.
+    #[serde(deserialize_with = "or_nothing", skip_serializing_if = "Vec::is_empty")]
+    pub proposals: Vec<Proposal>,
     /// Time when the waiting node may return to service.
     #[serde(
         deserialize_with = "or_nothing",
@@ -247,24 +256,29 @@ impl Ownership {
         let taints = annotation(keys::QUARANTINE_APPLIED_TAINTS)
             .and_then(|text| serde_json::from_str(text).ok())
             .unwrap_or_default();
-        let (session_id, since, mark, replaced_labels) = if let Some(session) = session {
-            let since = Some(session.since);
-            (session.id, since, session.mark, Some(session.labels))
+        let own = if let Some(session) = session {
+            Self {
+                session_id: session.id,
+                since: Some(session.since),
+                mark: session.mark,
+                replaced_labels: Some(session.labels),
+                replaced_annotations: session.annotations,
+                ..Self::default()
+            }
         } else {
             let first = events.first().map(|event| event.id.clone());
-            let since = cordon_timestamp(node);
-            let mark = SessionMark::default();
-            (first.unwrap_or_default(), since, mark, None)
+            Self {
+                session_id: first.unwrap_or_default(),
+                since: cordon_timestamp(node),
+                ..Self::default()
+            }
         };
         Some(Self {
-            session_id,
-            since,
-            mark,
             events,
             cordoned,
             cordon_pre_existing,
             taints,
-            replaced_labels,
+            ..own
         })
     }
 
@@ -360,6 +374,11 @@ impl Ownership {
 // === impl SessionMark ===
 
 impl SessionMark {
+    /// Returns the proposal that waits for an approval.
+    pub fn proposal(&self) -> Option<&Proposal> {
+        self.proposals.iter().find(|one| one.approved.is_none())
+    }
+
     /// Returns the drain, if it covers all of `gpus`. An empty list stands for all pods.
     pub fn drain_of(&self, gpus: &[String]) -> Option<DrainMark> {
         let all = self.drain_gpus.is_empty();

@@ -14,6 +14,7 @@ use model::device::{DeviceId, DeviceTaint, NodeDevices, TaintEffect};
 use model::fault::Fault;
 use model::node::{NodeView, Taint, label_value};
 use model::ownership::Ownership;
+use model::proposal::Proposal;
 
 use crate::{
     EventVariable, NodeVariable, Policy, Route, RouteDrain, Routed, RuleSet, event_variable,
@@ -46,6 +47,10 @@ pub struct Desired {
     pub drain_gpus: Vec<String>,
     /// Remediation state to record in the session.
     pub remediation: Option<RemediationMark>,
+    /// Actions that are due but for a person's approval, whether or not they have it.
+    pub needs_approval: BTreeSet<String>,
+    /// Proposals to record in the session.
+    pub proposals: Vec<Proposal>,
     /// Events of the faults that take the node out of service, gravest first.
     pub events: Vec<CountedEvent>,
     /// Name recorded as the one who cordoned the node, if a sender's override forces the
@@ -77,16 +82,20 @@ pub struct CountedEvent {
     pub first_seen: Timestamp,
     /// Route that the event takes. `None` if it gets all stages.
     pub route: Option<Routed>,
+    /// True while the drain that the route asks for waits for a person's approval.
+    pub unapproved: bool,
 }
 
 /// Returns the desired state of a node according to `policy` and the node's open faults, except
 /// the dismissed ones. `devices` are the devices of the node that can be tainted individually.
+/// A fault that may follow another one waits for that, so the result changes with the time.
 pub fn assess(
     faults: &[Fault],
     policy: &Policy,
     node: &NodeView,
     devices: &NodeDevices,
     dismissed: Option<Dismissal>,
+    now: Timestamp,
 ) -> Desired {
     let mut faults: Vec<&Fault> = faults.iter().collect();
     faults.sort_by(|a, b| Fault::by_gravity(a, b));
@@ -106,7 +115,7 @@ pub fn assess(
     let mut desired = Desired::default();
     let mut counted: Vec<(CountedEvent, Vec<&Fault>)> = Vec::new();
     let unruled: Vec<Option<Ruling>> = (faults.iter())
-        .map(|fault| ruling::without_rules(fault, handed_over, dismissed))
+        .map(|fault| ruling::without_rules(fault, handed_over, dismissed, now))
         .collect();
     let asked = faults
         .iter()
@@ -225,8 +234,16 @@ fn count<'a>(counted: &mut Vec<(CountedEvent, Vec<&'a Fault>)>, fault: &'a Fault
         accepted_at: fault.accepted_at,
         first_seen: fault.first_seen,
         route: None,
+        unapproved: false,
     };
     counted.push((event, vec![fault]));
+}
+
+/// Returns the titles of routes, for people; `None` if there are none.
+fn titles<'a>(routes: impl Iterator<Item = &'a Routed>) -> Option<String> {
+    let titles: BTreeSet<String> = routes.map(Routed::title).collect();
+    let titles: Vec<String> = titles.into_iter().collect();
+    (!titles.is_empty()).then(|| titles.join(" and "))
 }
 
 /// Returns `<agent>-<creator>`, NVSentinel's name for who forced a quarantine.
@@ -258,6 +275,7 @@ impl Desired {
                 accepted_at: Timestamp::UNIX_EPOCH,
                 first_seen: Timestamp::UNIX_EPOCH,
                 route: Route::taken(routes, &answers.collect::<Vec<_>>()),
+                unapproved: false,
             }
         });
         Self {
@@ -294,41 +312,22 @@ impl Desired {
     /// Returns the routes that keep pods on the node, for people. `None` if pods stay only
     /// because of senders' overrides.
     pub fn skipped_by(&self) -> Option<String> {
-        let routes = self.events.iter().filter_map(CountedEvent::kept_by_route);
-        let titles: BTreeSet<String> = routes.map(Routed::title).collect();
-        let titles: Vec<String> = titles.into_iter().collect();
-        (!titles.is_empty()).then(|| titles.join(" and "))
+        let events = self.events.iter();
+        titles(events.filter_map(CountedEvent::kept_by_route))
+    }
+
+    /// Returns the routes whose drains wait for a person's approval, for people; `None` if none does.
+    pub fn unapproved_by(&self) -> Option<String> {
+        let events = self.events.iter().filter(|one| one.unapproved);
+        titles(events.filter_map(|one| one.route.as_ref()))
     }
 
     /// Returns the UUIDs of the GPUs to reset. `None` unless all draining faults request a
     /// reset and name their GPU.
     pub fn reset_gpus(&self) -> Option<Vec<String>> {
         let mut gpus = BTreeSet::new();
-        for event in self
-            .events
-            .iter()
-            .filter(|one| one.drains().is_some())
-            .map(|one| &one.event)
-        {
-            if event.recommended_action() != RecommendedAction::ComponentReset {
-                return None;
-            }
-            let mut entities = event.entities_impacted.iter();
-            let named: Vec<String> = (entities.by_ref())
-                .filter(|one| one.entity_type == keys::ENTITY_GPU_UUID)
-                .map(|one| one.entity_value.clone())
-                .filter(|uuid| !uuid.is_empty())
-                .collect();
-            let noted = event.metadata.get(keys::META_GPU_UUID);
-            let named = if named.is_empty() {
-                noted.cloned().into_iter().collect()
-            } else {
-                named
-            };
-            if named.is_empty() {
-                return None;
-            }
-            gpus.extend(named);
+        for one in self.events.iter().filter(|one| one.drains().is_some()) {
+            gpus.extend(one.reset_gpus()?);
         }
         (!gpus.is_empty()).then(|| gpus.into_iter().collect())
     }
@@ -356,13 +355,16 @@ impl Desired {
 impl CountedEvent {
     /// Returns whether the event drains the node: `Some(true)` for a forceful drain, `None` if
     /// pods stay. Overrides of the sender take precedence over the policy.
-    fn drains(&self) -> Option<bool> {
+    pub fn drains(&self) -> Option<bool> {
         let overrides = self.event.drain_overrides.unwrap_or_default();
         if overrides.skip {
             return None;
         }
         if overrides.force {
             return Some(true);
+        }
+        if self.unapproved {
+            return None;
         }
         match self.route.as_ref().map(|route| route.drain) {
             Some(RouteDrain::No) => None,
@@ -376,6 +378,33 @@ impl CountedEvent {
         let skips = self.event.drain_overrides.unwrap_or_default().skip;
         let stays = !skips && self.drains().is_none();
         self.route.as_ref().filter(|_| stays)
+    }
+
+    /// Returns the UUIDs of the GPUs that the event names.
+    pub fn named_gpus(&self) -> Vec<String> {
+        let entities = self.event.entities_impacted.iter();
+        let named: Vec<String> = entities
+            .filter(|one| one.entity_type == keys::ENTITY_GPU_UUID)
+            .map(|one| one.entity_value.clone())
+            .filter(|uuid| !uuid.is_empty())
+            .collect();
+        if !named.is_empty() {
+            return named;
+        }
+        let noted = self.event.metadata.get(keys::META_GPU_UUID);
+        noted.cloned().into_iter().collect()
+    }
+
+    /// Returns the UUIDs of the GPUs to reset for the event. `None` unless it requests a reset and
+    /// names its GPU.
+    pub fn reset_gpus(&self) -> Option<Vec<String>> {
+        let resets = self.event.recommended_action() == RecommendedAction::ComponentReset;
+        Some(self.named_gpus()).filter(|named| resets && !named.is_empty())
+    }
+
+    /// Returns whether the event's route waits for a person's approval.
+    pub fn asks_approval(&self) -> bool {
+        self.route.as_ref().is_some_and(|route| route.approve)
     }
 
     /// Returns the route that rules out a remediation of the event.

@@ -9,6 +9,7 @@ mod devices;
 pub mod glob;
 mod limits;
 mod load;
+mod protect;
 mod route;
 mod rule;
 pub mod template;
@@ -21,15 +22,17 @@ use contract::{HealthEvent, action_name, keys};
 use serde_json::Value;
 
 pub use devices::DeviceTaints;
-pub use limits::{Amount, Brake, Budget, DEFAULT_PERCENT, Window};
+pub use limits::{Amount, Brake, Budget, DEFAULT_PERCENT, Limit, Window};
 pub use load::{MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES};
+pub use protect::{ProtectFrom, ProtectionMark};
 pub use route::{ALL_STAGES, Route, RouteDrain, Routed};
 #[cfg(test)]
 pub(crate) use rule::counts;
 pub use rule::{
-    CelRule, Comparison, ComparisonKind, CompileError, CountExpression, Criterion, EventVariable,
-    MAX_COST, MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS, MAX_NODE_BYTES, MAX_NODE_ITEMS,
-    NodeVariable, RuleKind,
+    CelRule, Comparison, ComparisonKind, CompileError, CountExpression, Criterion, Evaluated,
+    EventVariable, Fields, Inventory, InventoryExpression, LookedUp, MAX_COST, MAX_DEPTH,
+    MAX_EXPRESSION_BYTES, MAX_LOOPS, MAX_NODE_BYTES, MAX_NODE_ITEMS, NodeVariable,
+    ObjectExpression, ObjectName, ObjectResult, Root, RuleKind,
 };
 pub use uncordon::Uncordon;
 
@@ -59,6 +62,8 @@ pub struct Policy {
     pub uncordon_labels: bool,
     /// Effect of an uncordon that gpuwarden did not make.
     pub uncordon: Uncordon,
+    /// Programs that are to leave a node alone while it is out of service.
+    pub protect_from: Vec<ProtectFrom>,
     /// Limits on nodes out of service.
     pub brake: Brake,
     /// Effects of device taints. `None` if single devices are not tainted.

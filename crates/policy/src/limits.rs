@@ -25,11 +25,21 @@ pub struct Brake {
 /// A limit on nodes out of service at the same time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Maximum number of nodes.
-    pub max: Amount,
+    /// Number of nodes that may be out of service, or that have to stay.
+    pub limit: Limit,
     /// Label that divides the nodes into groups, each with a budget of its own. `None` if the
-    /// budget covers all nodes. Nodes without the label form one group.
+    /// budget covers all nodes. Nodes without the label form one group of a [`Limit::Max`], and
+    /// none of a [`Limit::Keep`].
     pub per: Option<String>,
+}
+
+/// Limit of a budget on a group of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Most nodes out of service.
+    Max(Amount),
+    /// Fewest nodes in service. A group without as many nodes lets none go.
+    Keep(Amount),
 }
 
 /// A number of nodes, absolute or relative.
@@ -59,10 +69,31 @@ impl Default for Brake {
     fn default() -> Self {
         Self {
             budgets: vec![Budget {
-                max: Amount::Percent(DEFAULT_PERCENT),
+                limit: Limit::Max(Amount::Percent(DEFAULT_PERCENT)),
                 per: None,
             }],
             window: None,
+        }
+    }
+}
+
+// === impl Limit ===
+
+impl Limit {
+    /// Returns how many of `all` nodes may be out of service.
+    pub fn allowed(self, all: usize) -> usize {
+        match self {
+            Self::Max(max) => max.of(all),
+            Self::Keep(keep) => all.saturating_sub(keep.of(all)),
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Max(max) => write!(f, "{max}"),
+            Self::Keep(keep) => write!(f, "keep {keep}"),
         }
     }
 }
@@ -93,8 +124,8 @@ impl fmt::Display for Amount {
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.per {
-            Some(label) => write!(f, "{} per {label}", self.max),
-            None => write!(f, "{}", self.max),
+            Some(label) => write!(f, "{} per {label}", self.limit),
+            None => write!(f, "{}", self.limit),
         }
     }
 }

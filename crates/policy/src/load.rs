@@ -8,8 +8,8 @@ use toml::Spanned;
 
 use super::route::Written;
 use super::{
-    CelRule, CompileError, MAX_COST, NamedPolicy, Policy, Route, RouteDrain, RuleKind, RuleSet,
-    Uncordon,
+    CelRule, CompileError, MAX_COST, NamedPolicy, Policy, ProtectFrom, Route, RouteDrain, RuleKind,
+    RuleSet, Uncordon,
 };
 
 mod brake;
@@ -50,6 +50,8 @@ struct PolicyFile {
     uncordon_labels: Option<bool>,
     #[serde(default)]
     uncordon: Uncordon,
+    #[serde(rename = "protect-from", default)]
+    protect_from: Vec<ProtectFrom>,
     #[serde(rename = "rule-sets", default)]
     rule_sets: Vec<Spanned<RuleSetEntry>>,
     #[serde(default)]
@@ -101,6 +103,7 @@ struct RouteEntry {
     matches: MatchEntry,
     drain: Option<Spanned<Written>>,
     remediate: Option<Spanned<bool>>,
+    approve: Option<Spanned<bool>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -200,6 +203,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         unhealthy_taint: file.unhealthy_taint,
         uncordon_labels: file.uncordon_labels.unwrap_or(of_reference),
         uncordon: file.uncordon,
+        protect_from: file.protect_from,
         brake,
         device_taints,
         warnings: reader.warnings,
@@ -324,6 +328,16 @@ impl Reader<'_> {
                 let start = remediate.span().start;
                 self.findings.wrong_at(start, format_args!("{what}"));
             }
+            if let Some(approve) = entry
+                .approve
+                .as_ref()
+                .filter(|one| *one.get_ref() && !leave)
+            {
+                let what = "approve = true with drain = false leaves nothing to approve; leave it \
+                            out, or write drain = \"graceful\"";
+                let start = approve.span().start;
+                self.findings.wrong_at(start, format_args!("{what}"));
+            }
             routes.push(Route {
                 rules: RuleSet {
                     name: entry.name,
@@ -337,6 +351,7 @@ impl Reader<'_> {
                 },
                 drain,
                 remediate: entry.remediate.map_or(leave, Spanned::into_inner),
+                approve: entry.approve.is_some_and(Spanned::into_inner),
             });
         }
         routes

@@ -22,6 +22,8 @@ pub struct Route {
     pub drain: RouteDrain,
     /// True if matching events are remediated.
     pub remediate: bool,
+    /// True if both wait for a person's approval.
+    pub approve: bool,
 }
 
 /// Drain mode of a route. Serialised as in the policy: `false`, `"graceful"` or `"forceful"`.
@@ -53,6 +55,8 @@ pub struct Routed {
     pub drain: RouteDrain,
     /// True if the event is remediated.
     pub remediate: bool,
+    /// True if both wait for a person's approval.
+    pub approve: bool,
 }
 
 // === impl Route ===
@@ -64,6 +68,7 @@ impl Route {
             name: Some(self.rules.name.clone()),
             drain: self.drain,
             remediate: self.remediate,
+            approve: self.approve,
         }
     }
 
@@ -79,6 +84,7 @@ impl Route {
                         name: None,
                         drain: RouteDrain::No,
                         remediate: false,
+                        approve: false,
                     });
                 }
                 RuleSetAnswer::NotMatched(_) | RuleSetAnswer::Failed(..) => {}
@@ -146,7 +152,12 @@ impl Routed {
         } else {
             "no repair"
         };
-        format!("{drain}, {repair}")
+        let approval = if self.approve {
+            ", once a person approves"
+        } else {
+            ""
+        };
+        format!("{drain}, {repair}{approval}")
     }
 }
 

@@ -2,13 +2,17 @@
 //! code that depends on CEL: the checks when a rule is loaded (`check`, `cost`), and the values
 //! and comparisons in an expression (`values`, `comparison`).
 
+mod bits;
 mod check;
 mod comparison;
 mod cost;
 mod count;
 mod criterion;
+mod inventory;
+mod object;
 mod values;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
 use cel::common::types::{
@@ -16,12 +20,16 @@ use cel::common::types::{
 };
 use cel::common::value::{CowVal, Val};
 use cel::{Context, Env, ExecutionError, Program, Value as CelValue, extensions};
+use contract::HealthEvent;
 use serde_json::Value;
 
+use bits::Bits;
 pub use comparison::{Comparison, ComparisonKind};
 pub use cost::{MAX_COST, MAX_NODE_BYTES, MAX_NODE_ITEMS};
 pub use count::CountExpression;
 pub use criterion::Criterion;
+pub use inventory::{Inventory, InventoryExpression};
+pub use object::{Evaluated, Fields, LookedUp, ObjectExpression, ObjectName, ObjectResult, Root};
 
 /// Variable of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +82,8 @@ pub struct CelRule {
     loops: bool,
     /// True if the expression reads more of a node than labels and annotations.
     reads_whole_node: bool,
+    /// Bits, if the expression reads nothing else.
+    bits: Option<Arc<Bits>>,
     program: Arc<Program>,
 }
 
@@ -232,6 +242,7 @@ impl CelRule {
             loops: loops > 0,
             reads_whole_node: kind == RuleKind::Node
                 && !check::reads_only_labels(program.expression()),
+            bits: Bits::of(program.expression()).map(Arc::new),
             program: Arc::new(program),
         };
         // A trial evaluation finds results of another type and unknown functions. Missing map
@@ -265,6 +276,11 @@ impl CelRule {
         values::values(self.program.expression(), self.kind, variable)
     }
 
+    /// Returns the fields of the variable that the rule reads. `None` if it may read all of them.
+    pub fn fields(&self) -> Option<BTreeSet<&str>> {
+        check::fields(self.program.expression(), self.kind)
+    }
+
     /// Returns whether the rule reads more of a node than its labels and annotations.
     pub fn reads_whole_node(&self) -> bool {
         self.reads_whole_node
@@ -282,6 +298,11 @@ impl CelRule {
     /// Evaluates a rule over `event`. The error is the reason why it could not be evaluated.
     pub fn holds_for_event(&self, event: &EventVariable) -> Result<bool, String> {
         self.holds_in(&event.0)
+    }
+
+    /// Evaluates a rule over `event` that needs no variable. `None` for all others.
+    pub fn holds_without_variable(&self, event: &HealthEvent) -> Option<bool> {
+        self.bits.as_ref().map(|bits| bits.hold_for(event))
     }
 
     fn holds_in(&self, context: &Context<'_, '_>) -> Result<bool, String> {
@@ -311,6 +332,16 @@ impl EventVariable {
     /// [`event_variable`](crate::event_variable).
     pub fn new(event: &Value) -> Self {
         Self(context(RuleKind::HealthEvent, event))
+    }
+
+    /// Creates the variable of an event for rules that read these fields, all of them for `None`.
+    /// Most of the time for a rule is the time for its variable.
+    pub fn with_fields(event: &HealthEvent, fields: Option<&BTreeSet<String>>) -> Self {
+        let mut variable = super::event_variable(event);
+        if let (Value::Object(all), Some(fields)) = (&mut variable, fields) {
+            all.retain(|field, _| fields.contains(field));
+        }
+        Self::new(&variable)
     }
 }
 
@@ -448,13 +479,11 @@ fn event_bit(arguments: &[CowVal<'_, '_>]) -> Result<bool, ExecutionError> {
     };
     let mut entities = list.iter();
     while let Some(entity) = entities.next() {
-        let text = |key: &str| {
-            let value = field(&*entity, key)?;
-            Some(value.downcast_ref::<CelString<'_>>()?.inner().to_owned())
-        };
-        if text("entityType").as_deref() == Some(name.inner()) {
-            let value = text("entityValue").unwrap_or_default();
-            return Ok(value.bytes().rev().nth(number) == Some(b'1'));
+        let (kind, value) = (field(entity, "entityType"), field(entity, "entityValue"));
+        let kind = kind.as_ref().and_then(text);
+        if kind == Some(name.inner()) {
+            let register = value.as_ref().and_then(text);
+            return Ok(bits::is_set(register.unwrap_or_default(), number));
         }
     }
     Ok(false)
@@ -463,6 +492,12 @@ fn event_bit(arguments: &[CowVal<'_, '_>]) -> Result<bool, ExecutionError> {
 /// Returns the value of a map for a key.
 fn field<'b, 'v>(of: &'b (dyn Val + 'v), key: &str) -> Option<CowVal<'b, 'v>> {
     of.as_indexer()?.get(&CelString::from(key)).ok()
+}
+
+/// Returns the text of a value that is one.
+fn text<'b>(value: &'b CowVal<'_, '_>) -> Option<&'b str> {
+    let text: &CelString<'_> = value.downcast_ref()?;
+    Some(text.inner())
 }
 
 /// Returns the first error with its position. The parser's own message adds pictures of the

@@ -36,6 +36,8 @@ struct TrackedSource {
     status: SourceStatus,
     /// Time of the reader's last sign of life, by `Sources::elapsed`.
     alive: Duration,
+    /// True if the process is ready without the source.
+    optional: bool,
 }
 
 /// Handle to one entry of [`Sources`], for the task that reads the source.
@@ -110,6 +112,16 @@ impl Sources {
 
     /// Adds a source. Names are unique.
     pub fn add(&self, name: &str, detail: &str, now: Timestamp) -> SourceHandle {
+        self.insert(name, detail, now, false)
+    }
+
+    /// Adds a source that the process is ready without: its failure is shown, and does not keep
+    /// agents from a controller.
+    pub fn add_optional(&self, name: &str, detail: &str, now: Timestamp) -> SourceHandle {
+        self.insert(name, detail, now, true)
+    }
+
+    fn insert(&self, name: &str, detail: &str, now: Timestamp, optional: bool) -> SourceHandle {
         let status = SourceStatus {
             name: name.to_owned(),
             state: SourceState::CatchingUp,
@@ -125,7 +137,12 @@ impl Sources {
             refusal: None,
         };
         let alive = (self.elapsed)();
-        self.with(|entries| entries.insert(name.to_owned(), TrackedSource { status, alive }));
+        let tracked = TrackedSource {
+            status,
+            alive,
+            optional,
+        };
+        self.with(|entries| entries.insert(name.to_owned(), tracked));
         SourceHandle {
             name: name.to_owned(),
             sources: self.clone(),
@@ -134,11 +151,16 @@ impl Sources {
 
     /// Returns the states of all sources, by name.
     pub fn statuses(&self) -> Vec<SourceStatus> {
+        self.select(|_| true)
+    }
+
+    fn select(&self, wanted: impl Fn(&TrackedSource) -> bool) -> Vec<SourceStatus> {
         let now = (self.elapsed)();
         self.with(|entries| {
             entries
                 .values()
-                .map(|TrackedSource { status, alive }| {
+                .filter(|source| wanted(source))
+                .map(|TrackedSource { status, alive, .. }| {
                     let (state, mut status) = (status.state, status.clone());
                     if let Some(refusal) = status.refusal.as_ref().filter(|_| state.sees()) {
                         // A source whose events reach nobody is as blind as one that cannot
@@ -159,7 +181,7 @@ impl Sources {
     /// Returns the reasons why not everything is watched, one line per source.
     pub fn not_seen(&self) -> Vec<String> {
         let mut reasons = Vec::new();
-        for source in self.statuses() {
+        for source in self.select(|source| !source.optional) {
             let (name, detail) = (source.name, source.detail);
             reasons.extend(match source.state {
                 SourceState::Following | SourceState::Ended => None,
@@ -312,6 +334,21 @@ mod tests {
         handle.update(clock, |status| status.state = SourceState::Ended);
         assert_eq!(state_after(2 * STUCK_AFTER), SourceState::Ended);
         assert!(!SourceState::Stuck.sees() && SourceState::Ended.sees());
+    }
+
+    #[test]
+    fn a_process_is_ready_without_an_optional_source_whose_failure_is_shown() {
+        let sources = Sources::default();
+        let now = Timestamp::UNIX_EPOCH;
+        let handles = [
+            sources.add_optional("optional", "x", now),
+            sources.add("needed", "y", now),
+        ];
+        for handle in &handles {
+            handle.update(now, |status| status.state = SourceState::Failing);
+        }
+        assert_eq!(sources.not_seen(), ["source needed fails: y"]);
+        assert_eq!(sources.statuses().len(), 2);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use model::event::{EventRecord, normalise, validate};
 use model::node::NodeView;
 use model::position::Position;
+use policy::assess::CountedEvent;
 use policy::{Policy, RouteDrain, RuleKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -63,6 +64,9 @@ pub struct Expect {
     /// True if an event leads to a remediation at the end, according to the routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remediate: Option<bool>,
+    /// True if the route of an event waits for a person's approval at the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub approve: Option<bool>,
     /// Decisions in order: `quarantine`, `update`, `release`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decisions: Option<Vec<String>>,
@@ -79,7 +83,8 @@ pub struct CaseResult {
     /// Reason why the test could not run, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Rulings about the faults that are open at the end, or all conclusions of rules.
+    /// Rulings about the faults that are open at the end, all conclusions of rules, or all events of
+    /// object policies.
     pub because: Vec<String>,
 }
 
@@ -140,6 +145,7 @@ fn played(
         decisions.extend(replay.take(&record));
         at += BETWEEN;
     }
+    decisions.extend(replay.finish());
     let desired = replay.desired(&name);
     let because = desired.rulings.iter().map(ToString::to_string).collect();
     let decisions = decisions.iter().map(|one| one.decision.name().to_owned());
@@ -152,6 +158,7 @@ fn played(
             Some(true) => RouteDrain::Forceful,
         }),
         remediate: Some(desired.remediates()),
+        approve: Some(desired.events.iter().any(CountedEvent::asks_approval)),
         rule_sets: Some(desired.rule_sets),
         decisions: Some(decisions.collect()),
     };
@@ -303,7 +310,10 @@ mod tests {
     fn a_test_can_expect_the_stages_of_a_node() {
         let route = "[[routes]]\nname = \"pets\"\ndrain = false\nmatch.all = [{kind = \"Node\", \
                      expression = \"'pet' in node.metadata.labels\"}]\n";
-        let policy = format!("{}{route}", policy::DEFAULT_POLICY);
+        let asks = route
+            .replace("pet", "job")
+            .replace("drain = false", "approve = true");
+        let policy = format!("{}{route}{asks}", policy::DEFAULT_POLICY);
         let policy = Policy::parse(&policy, "p").unwrap();
         let run = |node: &str, expect: &str| {
             let text = format!(
@@ -317,7 +327,11 @@ mod tests {
             (pet, "{ cordon = true, drain = false, remediate = false }"),
             (
                 "",
-                "{ cordon = true, drain = \"graceful\", remediate = true }",
+                "{ cordon = true, drain = \"graceful\", remediate = true, approve = false }",
+            ),
+            (
+                "node.metadata.labels.job = \"\"",
+                "{ drain = \"graceful\", remediate = true, approve = true }",
             ),
         ] {
             let outcome = run(node, expect);

@@ -62,6 +62,7 @@ pub struct Asked {
 pub fn settings(a: &Policy, b: &Policy) -> Vec<SettingDifference> {
     let of = |policy: &Policy| {
         let budgets = policy.brake.budgets.iter().map(ToString::to_string);
+        let protect_from = policy.protect_from.iter().map(ToString::to_string);
         let names = policy.policies.iter().map(|named| named.name.clone());
         [
             ("brake", listed(budgets)),
@@ -73,6 +74,7 @@ pub fn settings(a: &Policy, b: &Policy) -> Vec<SettingDifference> {
             ("unhealthy-taint", policy.unhealthy_taint.to_string()),
             ("uncordon-labels", policy.uncordon_labels.to_string()),
             ("uncordon", policy.uncordon.to_string()),
+            ("protect-from", listed(protect_from)),
             ("policies", listed(names)),
         ]
     };
@@ -204,6 +206,7 @@ fn asked(policy: &Policy, standard: &Standard, node: Option<&NodeView>) -> Asked
         created_at: jiff::Timestamp::UNIX_EPOCH,
         event,
     });
+    replay.finish();
     let Desired {
         cordon,
         taints,

@@ -6,8 +6,8 @@ use contract::{RecommendedAction, keys};
 use diagnosis::catalog::Catalog;
 use model::node::NodeView;
 use policy::{
-    Brake, CelRule, Comparison, ComparisonKind, EventVariable, NodeVariable, Policy, RuleKind,
-    RuleSet, RuleSetAnswer, event_variable,
+    Brake, CelRule, Comparison, ComparisonKind, EventVariable, Limit, NodeVariable, Policy,
+    RuleKind, RuleSet, RuleSetAnswer, event_variable,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -43,6 +43,17 @@ pub fn lint(policy: &Policy, catalog: &Catalog) -> Vec<Warning> {
             "nothing limits how many nodes are out of service at once".to_owned(),
             "add [[brake.budgets]] or [circuitBreaker], or configure neither: then the \
              default holds",
+        ));
+    } else if window.is_none()
+        && budgets
+            .iter()
+            .all(|one| matches!(one.limit, Limit::Keep(_)))
+    {
+        warnings.push(of_file(
+            "each budget keeps GPU nodes in service: nothing limits how many nodes without GPUs, or \
+             without a label of its own, are out at once"
+                .to_owned(),
+            "add a budget with max, such as max = \"20%\"",
         ));
     }
     if policy.rule_sets.is_empty() {
@@ -562,6 +573,17 @@ mod tests {
                 .iter()
                 .any(|warning| warning.contains("no fault ever quarantines"))
         );
+    }
+
+    #[test]
+    fn budgets_that_only_keep_nodes_leave_some_without_a_limit() {
+        let said = |budgets: &str| {
+            let all = warnings(&format!("[brake]\nbudgets = [{budgets}]\n"));
+            all.iter().any(|one| one.starts_with("each budget keeps"))
+        };
+        assert!(said("{ keep = 16, per = \"rack\" }"));
+        assert!(!said("{ keep = 16, per = \"rack\" }, { max = \"20%\" }"));
+        assert!(!said(""));
     }
 
     #[test]

@@ -18,12 +18,12 @@ use fleet::session::{Intent, Marks, Phase, without_ours};
 use fleet::{Effect, EventInStore, Fleet, FleetInput, Owns, PatchAnswer, Planned, Settings};
 use jiff::{SignedDuration, Timestamp};
 use model::event::EventRecord;
-use model::fault::FaultChange;
+use model::fault::{Fault, FaultChange};
 use model::mode::Mode;
 use model::node::{NodeView, Taint, scheduling};
 use model::position::Position;
 use policy::assess::Desired;
-use policy::{Amount, Brake, Policy};
+use policy::{Amount, Brake, Limit, Policy};
 use serde::{Deserialize, Serialize};
 
 /// Most rounds of decisions and answers after one event. A change and its observation take two.
@@ -40,6 +40,9 @@ pub struct Replay {
     left_out: Vec<String>,
     /// Nodes that are out of service, with the time when they were taken out.
     out: BTreeMap<String, Timestamp>,
+    /// Looks that are due at a time, each with its node and the reasons: its fault waits until
+    /// then for one that explains it.
+    delayed: BTreeMap<(Timestamp, String), Vec<String>>,
     /// Nodes that the brake holds back.
     waiting: BTreeMap<String, HeldNode>,
     /// Nodes that the brake has held back at least once.
@@ -182,6 +185,7 @@ impl Replay {
             listed,
             left_out: Vec::new(),
             out: BTreeMap::new(),
+            delayed: BTreeMap::new(),
             waiting: BTreeMap::new(),
             held: BTreeSet::new(),
             tripped_at: None,
@@ -199,7 +203,7 @@ impl Replay {
         let Brake { budgets, window } = self.policy.brake.clone();
         let listed = self.listed;
         let (budgets, left_out): (Vec<_>, Vec<_>) = budgets.into_iter().partition(|budget| {
-            listed || budget.per.is_none() && matches!(budget.max, Amount::Nodes(_))
+            listed || budget.per.is_none() && matches!(budget.limit, Limit::Max(Amount::Nodes(_)))
         });
         let left_out = left_out.iter().map(ToString::to_string);
         let no_window = window.iter().filter(|_| !listed).map(ToString::to_string);
@@ -229,6 +233,7 @@ impl Replay {
         let now = self
             .now
             .map_or(record.created_at, |now| now.max(record.created_at));
+        let mut decisions = self.advance(now);
         self.now = Some(now);
         let name = record.event.node_name.clone();
         let record = EventRecord {
@@ -240,33 +245,69 @@ impl Replay {
         if self.fleet.view(&name).is_none() {
             if self.listed {
                 self.unlisted.insert(name);
-                return Vec::new();
+                return decisions;
             }
             let view = Arc::new(NodeView::unknown(&name));
             self.fleet.handle(FleetInput::NodeObserved(view), now);
         }
-        let because: Vec<String> = changes.iter().filter_map(change_text).collect();
-        if let Some(waiting) = self.waiting.get_mut(&name) {
-            let candidate = Candidate::of(&name, &self.fleet.desired(&name), false);
-            if waiting.candidate != candidate {
-                (waiting.candidate, waiting.because) = (candidate, because.clone());
+        let because = reasons(&name, &changes);
+        for (node, texts) in &because {
+            if let Some(waiting) = self.waiting.get_mut(node) {
+                let candidate = Candidate::of(node, &self.fleet.desired(node), false);
+                if waiting.candidate != candidate {
+                    (waiting.candidate, waiting.because) = (candidate, texts.clone());
+                }
             }
         }
-        self.settle(&name, &because, now)
+        let faults = self.fleet.book().faults(&name);
+        let awaits = faults.iter().filter_map(Fault::awaits_primary_until);
+        for until in awaits.filter(|until| *until > now) {
+            let texts = self.delayed.entry((until, name.clone())).or_default();
+            texts.extend(because[&name].iter().cloned());
+        }
+        decisions.extend(self.settle(&name, &because, now));
+        decisions
     }
 
-    /// Decides and applies the decisions until nothing changes. `because` holds what the event
-    /// did to the faults of the node `name`.
-    fn settle(&mut self, name: &str, because: &[String], now: Timestamp) -> Vec<Decision> {
+    /// Returns the decisions after the last event: about faults that waited for one that explains
+    /// them.
+    pub fn finish(&mut self) -> Vec<Decision> {
+        let last = self.delayed.keys().map(|(until, _)| *until).max();
+        last.map_or_else(Vec::new, |last| self.advance(last))
+    }
+
+    /// Returns the decisions up to this time about faults that waited for one that explains them.
+    fn advance(&mut self, now: Timestamp) -> Vec<Decision> {
+        let mut decisions = Vec::new();
+        while let Some(first) = self.delayed.first_entry() {
+            if first.key().0 > now {
+                break;
+            }
+            let ((until, name), texts) = first.remove_entry();
+            self.now = Some(until);
+            let because = BTreeMap::from([(name.clone(), texts)]);
+            decisions.extend(self.settle(&name, &because, until));
+        }
+        decisions
+    }
+
+    /// Decides and applies the decisions until nothing changes. `name` is the node that was
+    /// looked at, and `because` the reasons by node.
+    fn settle(
+        &mut self,
+        name: &str,
+        because: &BTreeMap<String, Vec<String>>,
+        now: Timestamp,
+    ) -> Vec<Decision> {
         let mut decisions = Vec::new();
         let mut touched = BTreeSet::from([name.to_owned()]);
         for _ in 0..MAX_ROUNDS {
             let mut answers = Vec::new();
             for effect in self.fleet.decide(now) {
-                let of = |node: &str| if node == name { because } else { &[] };
+                let of = |node: &str| because.get(node).cloned().unwrap_or_default();
                 match effect {
                     Effect::PatchNode(planned) => {
-                        let because = of(&planned.node).to_vec();
+                        let because = of(&planned.node);
                         touched.insert(planned.node.clone());
                         answers.push(self.make(*planned, because, now, &mut decisions));
                     }
@@ -280,7 +321,7 @@ impl Replay {
                         answers.push(FleetInput::EventsFound { node, found });
                     }
                     Effect::Journal(entry, _) => {
-                        let because = of(&entry.node).to_vec();
+                        let because = of(&entry.node);
                         decisions.extend(self.held_or_dropped(&entry.node, because, now));
                     }
                     Effect::Trip => drop(self.tripped_at.get_or_insert(now)),
@@ -460,6 +501,21 @@ impl Decided {
     }
 }
 
+/// Returns what an event did to faults, in words, by the node whose decisions it is a reason
+/// for: the node `name` of the event, and those with a fault that is explained now, or no longer.
+fn reasons(name: &str, changes: &[FaultChange]) -> BTreeMap<String, Vec<String>> {
+    let texts: Vec<String> = changes.iter().filter_map(change_text).collect();
+    let elsewhere = changes.iter().filter_map(|change| match change {
+        FaultChange::Explained(node) => Some(node.clone()),
+        _ => None,
+    });
+    let told: Vec<String> = texts.iter().map(|text| format!("{name}: {text}")).collect();
+    let elsewhere = elsewhere.map(|node| (node, told.clone()));
+    let mut reasons: BTreeMap<_, _> = elsewhere.collect();
+    reasons.insert(name.to_owned(), texts);
+    reasons
+}
+
 /// Describes the change of a fault by an event, if there is one.
 fn change_text(change: &FaultChange) -> Option<String> {
     match change {
@@ -467,7 +523,7 @@ fn change_text(change: &FaultChange) -> Option<String> {
         FaultChange::Escalated(title) => Some(format!("{title} became fatal")),
         FaultChange::Closed(title) => Some(format!("{title} recovered")),
         FaultChange::Refreshed(title) => Some(format!("{title}, again")),
-        FaultChange::Ignored(_) => None,
+        FaultChange::Explained(_) | FaultChange::Ignored(_) => None,
     }
 }
 

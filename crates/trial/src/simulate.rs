@@ -140,6 +140,7 @@ fn apply(world: &mut World, step: Happening, figures: &mut Figures) -> Result<()
             world.crash(memory, done)?;
         }
         Happening::Hand(node, hand) => world.change_by_hand(node, hand),
+        Happening::Approves => world.approve(),
         Happening::Machine(node, machine) => world.change_by_machine(node, machine),
         Happening::Pause(paused) => world.pause(paused),
         Happening::ReadSwitches => world.read_switches(),

@@ -1,20 +1,26 @@
 //! State of an analyzer, in parts: one for each node, and one for the groups of several nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use contract::HealthEvent;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::facts::about_orphan;
 use super::{Analyzer, GroupId, GroupState};
 use crate::condition::{Conclusion, EntryKey};
+use crate::context::Thresholds;
+use crate::elsewhere::Elsewhere;
 use crate::finding::Told;
 use crate::group::{Group, GroupValue};
-use crate::history::History;
+use crate::history::{History, KnownEntries};
+use crate::member::GpusOfNode;
+use crate::text::Text;
 
 /// Form of the state. Another one is not read.
-const VERSION: u32 = 1;
+const VERSION: u32 = 3;
 /// Name of the part of the groups of several nodes; no node has this name.
 const SEVERAL_NODES: &str = "*";
 
@@ -35,6 +41,9 @@ struct SavedState {
     unknown_of_others: Option<EntryKey>,
     orphans: Vec<HealthEvent>,
     late: BTreeSet<String>,
+    /// Thresholds by which the groups were evaluated.
+    thresholds: Thresholds,
+    elsewhere: Elsewhere,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -42,6 +51,8 @@ struct Part {
     unknown: Option<EntryKey>,
     groups: Vec<SavedGroup>,
     told: Vec<SavedTold>,
+    #[serde(default, skip_serializing_if = "GpusOfNode::is_empty")]
+    gpus: GpusOfNode,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -68,9 +79,11 @@ impl Analyzer {
             rules: self.fingerprint(),
             unknown_of_others: self.unknown_of_others.clone(),
             orphans: self.orphans.values().cloned().collect(),
-            late: self.late.clone(),
+            late: self.agenda.late.clone(),
+            thresholds: self.context.thresholds.clone(),
+            elsewhere: self.context.elsewhere.clone(),
         };
-        let changed = std::mem::take(&mut self.changed);
+        let changed = std::mem::take(&mut self.agenda.changed);
         Saved {
             // The types have no form that JSON lacks.
             state: serde_json::to_vec(&state).unwrap_or_default(),
@@ -88,7 +101,7 @@ impl Analyzer {
                 name
             }
         });
-        self.changed.extend(nodes);
+        self.agenda.changed.extend(nodes);
     }
 
     /// Takes over a saved state. The error says why it cannot be used; the analyzer is without events
@@ -96,14 +109,14 @@ impl Analyzer {
     pub fn restore(&mut self, saved: &Saved) -> Result<(), String> {
         let restored = self.try_restore(saved);
         if restored.is_err() {
-            *self = Self::new(std::mem::take(&mut self.rules));
+            *self = Self::new(self.rules.to_vec());
         }
         restored
     }
 
     /// Returns the evidence of fatal conclusions that were said to be open and do not follow from
     /// the recorded events, by group.
-    pub fn unconfirmed(&self) -> Vec<((Group, usize), Vec<String>)> {
+    pub fn unconfirmed(&self) -> Vec<(GroupId, Vec<Text>)> {
         let is_open = |id: &GroupId| {
             let group = self.groups.get(id);
             group.is_some_and(|group| group.open.is_some())
@@ -120,7 +133,7 @@ impl Analyzer {
     }
 
     /// Takes a conclusion over that was said to be open, and whose evidence is no longer stored.
-    pub fn adopt(&mut self, id: &(Group, usize)) {
+    pub fn adopt(&mut self, id: &GroupId) {
         let (Some(told), Some(rule)) = (self.told.get(id), self.rules.get(id.1)) else {
             return;
         };
@@ -128,10 +141,11 @@ impl Analyzer {
             since: told.since,
             evidence: told.evidence.clone(),
             node: told.node.clone(),
+            member: told.member.clone(),
         };
         let key = EntryKey {
             at: told.since,
-            id: String::new(),
+            id: Text::default(),
         };
         let since = told.since;
         let mut history = History::new(&rule.condition, None);
@@ -155,46 +169,59 @@ impl Analyzer {
             return Err("it is of other rules".to_owned());
         }
         self.unknown_of_others = state.unknown_of_others;
-        self.late = state.late;
+        self.agenda.late = state.late;
+        self.context.thresholds = state.thresholds;
+        self.context.elsewhere = state.elsewhere;
+        let mut restored = Vec::new();
         for orphan in state.orphans {
-            self.orphans.insert(super::about_orphan(&orphan), orphan);
+            self.orphans.insert(about_orphan(&orphan), orphan);
         }
         for (name, bytes) in &saved.parts {
             let node = if name == SEVERAL_NODES { "" } else { name };
-            let part: Part = read(bytes)?;
+            let part: Part = Text::shared(|| read(bytes))?;
+            let mut known = KnownEntries::new();
+            self.context.gpus.restore(node, part.gpus);
             self.unknown
                 .extend(part.unknown.map(|key| (node.to_owned(), key)));
             for saved in part.told {
                 let id = id(node, saved.values, saved.rule);
-                self.unsaid.insert(id.clone());
+                self.agenda.unsaid.insert(id.clone());
                 self.told.insert(id, saved.told);
             }
             for saved in part.groups {
-                let id = id(node, saved.values, saved.rule);
+                let (mut group, rule) = id(node, saved.values, saved.rule);
+                if let Some(known) = self.groups.of(&group) {
+                    group = known.group();
+                }
+                let id = (group, rule);
                 let newest = saved.history.newest().map(|key| key.at);
                 let state = GroupState {
-                    history: saved.history,
+                    history: saved.history.compact(&mut known),
                     open: None,
                     due: None,
                 };
                 self.groups.insert(id.clone(), state);
-                self.settle(&id, newest.unwrap_or(Timestamp::MIN));
+                restored.push((id, newest.unwrap_or(Timestamp::MIN)));
             }
         }
-        self.changed.clear();
+        // The GPUs of all nodes are known now.
+        for (id, newest) in restored {
+            self.settle(&id, newest);
+        }
+        self.agenda.changed.clear();
         Ok(())
     }
 
     /// Returns the name and the state of a node's part.
     fn part(&self, node: &str) -> (String, Vec<u8>) {
-        let groups = self.of_node(node).filter_map(|id| {
+        let groups = self.groups.of_node(node).into_iter().filter_map(|id| {
             Some(SavedGroup {
                 history: self.groups.get(&id)?.history.clone(),
                 rule: id.1,
-                values: id.0.values,
+                values: id.0.values.clone(),
             })
         });
-        let first = (Group::of_node(node), 0);
+        let first = (Arc::new(Group::of_node(node)), 0);
         let told = self
             .told
             .range(first..)
@@ -209,8 +236,12 @@ impl Analyzer {
                     told: told.clone(),
                 })
                 .collect(),
+            gpus: self.context.gpus.saved(node),
         };
-        let is_empty = part.unknown.is_none() && part.groups.is_empty() && part.told.is_empty();
+        let is_empty = part.unknown.is_none()
+            && part.groups.is_empty()
+            && part.told.is_empty()
+            && part.gpus.is_empty();
         let bytes = if is_empty {
             Vec::new()
         } else {
@@ -233,7 +264,7 @@ impl Analyzer {
 
 fn id(node: &str, values: Vec<GroupValue>, rule: usize) -> GroupId {
     let node = node.to_owned();
-    (Group { node, values }, rule)
+    (Arc::new(Group { node, values }), rule)
 }
 
 fn read<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, String> {

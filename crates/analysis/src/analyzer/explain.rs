@@ -13,6 +13,8 @@ pub struct GroupView {
     pub group: Group,
     /// Items that count.
     pub held: Held,
+    /// Number of items that are needed.
+    pub needed: u32,
     /// Open conclusion.
     pub conclusion: Option<Conclusion>,
     /// Time after which the conclusion ends, or nothing counts any longer, if no further event
@@ -28,14 +30,19 @@ impl Analyzer {
         let Some(index) = self.rules.iter().position(|rule| rule.name == name) else {
             return Vec::new();
         };
-        let views = self.groups.of_rule(index).filter_map(|(group, state)| {
-            let condition = &self.rules.get(index)?.condition;
-            let conclusion = state.history.conclusion(condition, now);
+        let groups = self.groups.of_rule(index).into_iter();
+        let views = groups.filter_map(|(group, state)| {
+            let (rule, id) = (self.rules.get(index)?, (group.clone(), index));
+            let seen = self.context.seen(rule, &id, &state.history);
+            let conclusion = seen.conclusion(now).map(std::borrow::Cow::into_owned);
+            let (held, until) = (seen.held(now), seen.changes_after(now));
+            let needed = seen.needed();
             Some(GroupView {
-                group,
-                held: state.history.held(condition, now),
-                conclusion: conclusion.map(std::borrow::Cow::into_owned),
-                until: state.history.changes_after(condition, now),
+                group: Group::clone(group),
+                held,
+                needed,
+                conclusion,
+                until,
             })
         });
         views.collect()

@@ -1,19 +1,26 @@
-//! Groups of all rules, by node and rule, so that few of them are compared to find one.
+//! Groups of all rules. Many rules have the same groups, so one look finds the states of all of them.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::{GroupId, GroupState};
-use crate::group::{Group, GroupValue};
-
-/// Groups of a rule on a node.
-type OfRule = BTreeMap<Vec<GroupValue>, GroupState>;
+use crate::group::Group;
 
 /// Groups of all rules.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    /// Groups of each node, by the number of their rule.
-    nodes: BTreeMap<String, Vec<OfRule>>,
+    /// Groups of each node, in no order.
+    nodes: HashMap<String, HashMap<Arc<Group>, OfRules>>,
+    /// Number of groups, those of each rule counted.
     len: usize,
+}
+
+/// States of a group, one for each rule that has it.
+#[derive(Debug)]
+pub(super) struct OfRules {
+    group: Arc<Group>,
+    /// States by the number of their rule, in its order.
+    states: Vec<(usize, Box<GroupState>)>,
 }
 
 // === impl Groups ===
@@ -23,77 +30,130 @@ impl Groups {
         self.len
     }
 
+    pub(super) fn of(&self, group: &Group) -> Option<&OfRules> {
+        self.nodes.get(&group.node)?.get(group)
+    }
+
+    pub(super) fn of_mut(&mut self, group: &Group) -> Option<&mut OfRules> {
+        self.nodes.get_mut(&group.node)?.get_mut(group)
+    }
+
     pub(super) fn get(&self, (group, rule): &GroupId) -> Option<&GroupState> {
-        let of_node = self.nodes.get(&group.node)?;
-        of_node.get(*rule)?.get(group.values.as_slice())
+        self.of(group)?.get(*rule)
     }
 
     pub(super) fn get_mut(&mut self, (group, rule): &GroupId) -> Option<&mut GroupState> {
-        let of_node = self.nodes.get_mut(&group.node)?;
-        of_node.get_mut(*rule)?.get_mut(group.values.as_slice())
+        self.of_mut(group)?.get_mut(*rule)
     }
 
     pub(super) fn insert(&mut self, (group, rule): GroupId, state: GroupState) {
-        let of_node = self.nodes.entry(group.node).or_default();
-        if of_node.len() <= rule {
-            of_node.resize_with(rule + 1, OfRule::new);
+        let of_node = self.nodes.entry(group.node.clone()).or_default();
+        let of_rules = of_node
+            .entry(group)
+            .or_insert_with_key(|group| OfRules::new(group.clone()));
+        let state = Box::new(state);
+        match of_rules.place(rule) {
+            Ok(place) => drop(of_rules.states.get_mut(place).map(|it| it.1 = state)),
+            Err(place) => {
+                of_rules.states.insert(place, (rule, state));
+                self.len += 1;
+            }
         }
-        let of_rule = of_node.get_mut(rule);
-        let before = of_rule.and_then(|of_rule| of_rule.insert(group.values, state));
-        self.len += usize::from(before.is_none());
     }
 
-    pub(super) fn remove(&mut self, (group, rule): &GroupId) -> Option<GroupState> {
+    pub(super) fn remove(&mut self, (group, rule): &GroupId) -> Option<Box<GroupState>> {
         let of_node = self.nodes.get_mut(&group.node)?;
-        let removed = of_node.get_mut(*rule)?.remove(group.values.as_slice())?;
+        let of_rules = of_node.get_mut(group)?;
+        let place = of_rules.place(*rule).ok()?;
+        let (_, removed) = of_rules.states.remove(place);
         self.len -= 1;
-        if of_node.iter().all(BTreeMap::is_empty) {
-            self.nodes.remove(&group.node);
+        if of_rules.states.is_empty() {
+            of_node.remove(group);
+            if of_node.is_empty() {
+                self.nodes.remove(&group.node);
+            }
         }
         Some(removed)
     }
 
-    /// Returns the groups of a node in the order of their rules.
-    pub(super) fn of_node<'a>(&'a self, node: &'a str) -> impl Iterator<Item = GroupId> + 'a {
-        let rules = self.nodes.get(node).into_iter().flatten().enumerate();
-        rules.flat_map(move |(rule, groups)| {
-            let id = move |values: &Vec<GroupValue>| {
-                let (node, values) = (node.to_owned(), values.clone());
-                (Group { node, values }, rule)
-            };
-            groups.keys().map(id)
-        })
+    /// Returns true if a node has no groups.
+    pub(super) fn is_without(&self, node: &str) -> bool {
+        !self.nodes.contains_key(node)
     }
 
-    /// Returns the groups of a rule with their states, by node.
-    pub(super) fn of_rule(&self, rule: usize) -> impl Iterator<Item = (Group, &GroupState)> {
-        self.nodes.iter().flat_map(move |(node, rules)| {
-            let groups = rules.get(rule).into_iter().flatten();
-            groups.map(move |(values, state)| {
-                let (node, values) = (node.clone(), values.clone());
-                (Group { node, values }, state)
-            })
-        })
+    /// Returns the groups of a node in their order.
+    pub(super) fn of_node(&self, node: &str) -> Vec<GroupId> {
+        let groups = self.nodes.get(node).into_iter().flat_map(HashMap::values);
+        let mut ids: Vec<GroupId> = groups.flat_map(OfRules::ids).collect();
+        ids.sort_unstable();
+        ids
     }
 
-    /// Returns the states of all groups, by node.
-    pub(super) fn states(&self) -> impl Iterator<Item = &GroupState> {
-        let rules = self.nodes.values().flatten();
-        rules.flat_map(BTreeMap::values)
+    /// Returns what is wanted of the states of all groups, in their order.
+    pub(super) fn all<'a, T>(
+        &'a self,
+        wanted: impl Fn(usize, &'a GroupState) -> Option<T>,
+    ) -> Vec<(&'a Arc<Group>, T)> {
+        let mut all = Vec::new();
+        for of_rules in self.nodes.values().flat_map(HashMap::values) {
+            let states = of_rules.states.iter();
+            let states = states.filter_map(|(rule, state)| wanted(*rule, state));
+            all.extend(states.map(|state| (&of_rules.group, state)));
+        }
+        // The rules of a group are in their order.
+        all.sort_by_key(|(group, _)| *group);
+        all
+    }
+
+    /// Returns the groups of a rule with their states, in their order.
+    pub(super) fn of_rule(&self, number: usize) -> Vec<(&Arc<Group>, &GroupState)> {
+        self.all(|rule, state| (rule == number).then_some(state))
     }
 
     /// Takes the groups of a node.
     pub(super) fn take_node(&mut self, node: &str) -> Vec<(GroupId, GroupState)> {
-        let taken = self.nodes.remove(node).unwrap_or_default();
-        let taken = taken.into_iter().enumerate().flat_map(|(rule, groups)| {
-            let id = move |(values, state)| {
-                let node = node.to_owned();
-                ((Group { node, values }, rule), state)
-            };
-            groups.into_iter().map(id)
+        let taken = self.nodes.remove(node).unwrap_or_default().into_values();
+        let taken = taken.flat_map(|of_rules| {
+            let OfRules { group, states } = of_rules;
+            let states = states.into_iter();
+            states.map(move |(rule, state)| ((group.clone(), rule), *state))
         });
         let taken: Vec<(GroupId, GroupState)> = taken.collect();
         self.len -= taken.len();
         taken
+    }
+}
+
+// === impl OfRules ===
+
+impl OfRules {
+    fn new(group: Arc<Group>) -> Self {
+        Self {
+            group,
+            states: Vec::new(),
+        }
+    }
+
+    pub(super) fn group(&self) -> Arc<Group> {
+        self.group.clone()
+    }
+
+    pub(super) fn get(&self, rule: usize) -> Option<&GroupState> {
+        let place = self.place(rule).ok()?;
+        self.states.get(place).map(|(_, state)| &**state)
+    }
+
+    pub(super) fn get_mut(&mut self, rule: usize) -> Option<&mut GroupState> {
+        let place = self.place(rule).ok()?;
+        self.states.get_mut(place).map(|(_, state)| &mut **state)
+    }
+
+    fn ids(&self) -> impl Iterator<Item = GroupId> {
+        let ids = self.states.iter();
+        ids.map(|(rule, _)| (self.group.clone(), *rule))
+    }
+
+    fn place(&self, rule: usize) -> Result<usize, usize> {
+        self.states.binary_search_by_key(&rule, |(rule, _)| *rule)
     }
 }

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{Condition, ConditionKind, EntryKey, Held, Report};
+use crate::text::Text;
 
 /// Completed steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,7 +24,7 @@ struct Link {
     /// Time of the last report.
     at: Timestamp,
     /// Events of the reports.
-    ids: Vec<String>,
+    ids: Vec<Text>,
 }
 
 // === impl Chain ===
@@ -35,7 +36,7 @@ impl Chain {
         condition: &Condition,
         key: &EntryKey,
         report: &Report,
-    ) -> Option<Vec<String>> {
+    ) -> Option<Vec<Text>> {
         let ConditionKind::Sequence { within } = condition.kind else {
             return None;
         };

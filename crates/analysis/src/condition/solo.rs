@@ -1,13 +1,12 @@
 //! A report that stands alone.
 
-use std::collections::BTreeMap;
-
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{
     Conclusion, Condition, ConditionKind, EntryKey, Held, Lack, OtherFault, Report, after, before,
 };
+use crate::text::Text;
 
 /// Most other faults of a group that are known at the same time. Beyond it the oldest is
 /// forgotten.
@@ -18,8 +17,18 @@ const MAX_OTHERS: usize = 16;
 pub(super) struct Solo {
     /// Report that nothing else has come near so far.
     alone: Option<EntryKey>,
-    /// Other faults that have not recovered: check and code, and the time of the last report.
-    others: BTreeMap<String, Timestamp>,
+    /// Other faults that have not recovered, in the order of their last reports.
+    others: Vec<OpenFault>,
+}
+
+/// Another fault that has not recovered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct OpenFault {
+    /// Monitor and check.
+    check: Text,
+    code: Text,
+    /// Time of its last report.
+    at: Timestamp,
 }
 
 // === impl Solo ===
@@ -40,6 +49,7 @@ impl Solo {
             since: alone.at,
             evidence: vec![alone.id.clone()],
             node: None,
+            member: None,
         })
     }
 
@@ -55,21 +65,21 @@ impl Solo {
 
     /// Returns the time of the latest report of another fault that has not recovered.
     pub(super) fn latest_other(&self) -> Option<Timestamp> {
-        self.others.values().max().copied()
+        self.others.last().map(|other| other.at)
     }
 
     /// Returns the report that may stand alone, or the other faults that it does not stand alone for.
     pub(super) fn held(&self, condition: &Condition) -> Held {
-        let others: Vec<String> = self
-            .others
-            .keys()
-            .map(|key| key.replace('\n', " "))
+        let others = self.others.iter();
+        let mut others: Vec<String> = others
+            .map(|other| format!("{} {}", &*other.check, &*other.code))
             .collect();
+        others.sort();
         let lack = match self.judged_after(condition) {
             Some(judged) => Some(Lack::Silence(judged)),
             None => (!others.is_empty()).then_some(Lack::Others(others)),
         };
-        let evidence: Vec<String> = self.alone.iter().map(|alone| alone.id.clone()).collect();
+        let evidence: Vec<Text> = self.alone.iter().map(|alone| alone.id.clone()).collect();
         Held {
             count: evidence.len() as u64,
             evidence,
@@ -91,38 +101,39 @@ impl Solo {
         };
         let close = last.is_some_and(|last| report.first.duration_since(last) <= gap);
         let begin = before(key.at, condition.window);
-        self.others.retain(|_, at| *at >= begin);
+        self.others.retain(|other| other.at >= begin);
         let is_alone = !close && report.count == 1 && !report.only_counts && self.others.is_empty();
         self.alone = is_alone.then(|| key.clone());
     }
 
     /// Adds another fault of the group, or its recovery.
     pub(super) fn other(&mut self, at: Timestamp, other: &OtherFault) {
-        let check = format!("{}\n", other.check);
+        let check = &other.check;
         if other.is_healthy {
-            let codes: Vec<String> = (other.codes.iter())
-                .map(|code| format!("{check}{code}"))
-                .collect();
-            let all = codes.is_empty();
-            self.others
-                .retain(|known, _| !known.starts_with(&check) || (!all && !codes.contains(known)));
+            let all = other.codes.is_empty();
+            self.others.retain(|known| {
+                known.check != *check || (!all && !other.codes.contains(&known.code))
+            });
             return;
         }
         self.alone = None;
-        let none = [String::new()];
+        let none = [Text::default()];
         let codes = if other.codes.is_empty() {
             &none[..]
         } else {
             &other.codes
         };
         for code in codes {
-            self.others.insert(format!("{check}{code}"), at);
+            self.others
+                .retain(|known| known.code != *code || known.check != *check);
+            self.others.reserve_exact(1);
+            self.others.push(OpenFault {
+                check: check.clone(),
+                code: code.clone(),
+                at,
+            });
         }
-        while self.others.len() > MAX_OTHERS
-            && let Some(oldest) = self.others.iter().min_by_key(|(_, at)| **at)
-        {
-            let oldest = oldest.0.clone();
-            self.others.remove(&oldest);
-        }
+        let excess = self.others.len().saturating_sub(MAX_OTHERS);
+        self.others.drain(..excess);
     }
 }

@@ -6,6 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::{Condition, ConditionKind, EntryKey, Held, Lack, Report, before};
+use crate::text::Text;
 
 /// Items that count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,26 +23,26 @@ struct Item {
     /// Time of its last report.
     at: Timestamp,
     /// Event that began it.
-    id: String,
-    value: String,
+    id: Text,
+    value: Text,
     /// Number that it adds to the count.
     weight: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    job: Option<String>,
+    job: Option<Text>,
 }
 
 // === impl Tally ===
 
 impl Tally {
-    /// Adds a report, where `last` is the time of the one before. Returns the evidence if there are
-    /// as many items as the threshold.
+    /// Adds a report, where `last` is the time of the one before. Returns true if there are as many
+    /// items as the threshold.
     pub(super) fn report(
         &mut self,
         condition: &Condition,
         last: Option<Timestamp>,
         key: &EntryKey,
         report: &Report,
-    ) -> Option<Vec<String>> {
+    ) -> bool {
         self.count(condition, last, key, report);
         let begin = before(key.at, condition.window);
         while self.items.front().is_some_and(|item| item.at < begin) {
@@ -56,11 +57,15 @@ impl Tally {
             total -= oldest.weight;
             self.items.pop_front();
         }
-        let is_met = total >= needed
+        total >= needed
             && condition
                 .close
-                .is_none_or(|close| has_close(self.items.iter(), close));
-        is_met.then(|| self.items.iter().map(|item| item.id.clone()).collect())
+                .is_none_or(|close| has_close(self.items.iter(), close))
+    }
+
+    /// Returns the events that the items began with, oldest first.
+    pub(super) fn evidence(&self) -> Vec<Text> {
+        self.items.iter().map(|item| item.id.clone()).collect()
     }
 
     /// Returns the items of the window before a time.
@@ -104,10 +109,10 @@ impl Tally {
         match &condition.kind {
             ConditionKind::Distinct => {
                 self.items.retain(|known| known.value != item.value);
-                self.items.push_back(item);
+                self.push(item);
             }
             ConditionKind::Burst(gaps) => {
-                let sticky = gaps.sticky.contains(&report.value);
+                let sticky = gaps.sticky.contains(&*report.value);
                 let goes_on = within(last, report.first, gaps.gap)
                     || (sticky && within(self.last_sticky, report.first, gaps.sticky_gap));
                 if sticky {
@@ -129,12 +134,18 @@ impl Tally {
     /// Adds an item, or makes a known one of the same job the newest.
     fn move_or_add(&mut self, known: Option<usize>, item: Item) {
         match known.and_then(|index| self.items.remove(index)) {
-            Some(known) => self.items.push_back(Item {
+            Some(known) => self.push(Item {
                 at: item.at,
                 ..known
             }),
-            None => self.items.push_back(item),
+            None => self.push(item),
         }
+    }
+
+    /// Adds the newest item. Memory for further ones would be most of a group.
+    fn push(&mut self, item: Item) {
+        self.items.reserve_exact(1);
+        self.items.push_back(item);
     }
 }
 

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
-use model::event::floor_char_boundary;
 use serde::{Deserialize, Serialize};
 
 use super::history::FaultHistory;
 use super::names::NamedGpu;
+use super::rma::{self, RmaCandidacy};
 
 /// Most places of a GPU that are kept: the latest.
 pub const MAX_PLACES: usize = 32;
@@ -46,6 +46,10 @@ pub struct GpuRow {
     /// Nodes with an open fault that this GPU is known to be bad.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reported: BTreeMap<String, Reported>,
+    /// Open conclusions that repairs do not help, by their ids. With one, the GPU is a candidate for
+    /// a return to its vendor.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub rma: BTreeMap<String, RmaCandidacy>,
 }
 
 /// Stay of a GPU in a slot of a node, from the first time it was seen there to the last.
@@ -161,6 +165,8 @@ impl GpuRow {
         self.history.merge(other.history);
         self.mark = self.mark.take().max(other.mark);
         self.reported.extend(other.reported);
+        self.rma.extend(other.rma);
+        rma::cut(&mut self.rma);
     }
 
     /// Returns the place where the GPU was seen last.
@@ -257,10 +263,4 @@ impl MarkKind {
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
-}
-
-/// Returns a text without what is beyond [`MAX_REASON_BYTES`].
-pub(super) fn shortened(text: &str) -> String {
-    let end = floor_char_boundary(text, MAX_REASON_BYTES);
-    text.get(..end).unwrap_or_default().to_owned()
 }

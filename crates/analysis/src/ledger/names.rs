@@ -44,13 +44,7 @@ pub(super) fn of(event: &HealthEvent) -> Vec<NamedGpu> {
         .filter(|uuid| is_uuid(uuid))
         .chain(own_uuid.clone())
         .collect();
-    let mut slots = values(event, keys::ENTITY_PCI).filter_map(real);
-    // The address beside a switch is that of the switch.
-    let has_switch = values(event, keys::ENTITY_NVSWITCH).next().is_some();
-    let slot = slots
-        .next()
-        .filter(|_| !has_switch && slots.next().is_none());
-    let slot = slot.map(|slot| normalise_pci(&slot)).unwrap_or_default();
+    let slot = slot(event).unwrap_or_default();
     if uuids.len() > 1 {
         let names = |uuid: String| NamedGpu {
             serial: serial.clone().filter(|_| own_uuid.as_ref() == Some(&uuid)),
@@ -68,6 +62,16 @@ pub(super) fn of(event: &HealthEvent) -> Vec<NamedGpu> {
         return Vec::new();
     }
     vec![NamedGpu { serial, uuid, slot }]
+}
+
+/// Returns the PCI address of the GPU that an event names, without function; `None` if it names none or
+/// several.
+pub(super) fn slot(event: &HealthEvent) -> Option<String> {
+    let mut slots = values(event, keys::ENTITY_PCI).filter_map(real);
+    // The address beside a switch is that of the switch.
+    let has_switch = values(event, keys::ENTITY_NVSWITCH).next().is_some();
+    let slot = slots.next()?;
+    (!has_switch && slots.next().is_none()).then(|| normalise_pci(&slot))
 }
 
 /// Returns a name without surrounding blanks; `None` for a placeholder, and for a text that is no

@@ -1,3 +1,6 @@
+mod marks;
+mod rma;
+
 use contract::{Entity, ProcessingStrategy, RecommendedAction, json};
 use model::event::normalise;
 use proptest::prelude::*;

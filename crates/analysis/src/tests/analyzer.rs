@@ -126,7 +126,7 @@ pub(crate) fn open(analyzer: &Analyzer) -> Vec<(String, Vec<String>)> {
 }
 
 /// Returns what is to be said, and notes it as stored.
-fn say(analyzer: &mut Analyzer, now: i64) -> Vec<Saying> {
+pub(crate) fn say(analyzer: &mut Analyzer, now: i64) -> Vec<Saying> {
     let sayings = analyzer.to_say(at(now), 100);
     for saying in &sayings {
         analyzer.said(saying);
@@ -150,7 +150,8 @@ fn a_conclusion_is_said_once_and_names_its_evidence() {
     assert_eq!(finding.rule, "RepeatedXIDErrorOnSameGPU");
     assert_eq!(texts(&finding), ["GPU-1", "62"]);
     let ids: Vec<&str> = events[..5].iter().map(|it| it.id.as_str()).collect();
-    assert_eq!(finding.conclusion.evidence, ids);
+    let evidence: Vec<&str> = finding.conclusion.evidence.iter().map(|id| &**id).collect();
+    assert_eq!(evidence, ids);
 
     let event = &sayings[0].event;
     assert_eq!((event.agent.as_str(), event.is_fatal), (AGENT, true));
@@ -232,6 +233,45 @@ fn what_a_late_event_disproves_is_withdrawn() {
 }
 
 #[test]
+fn another_fault_does_not_prolong_a_conclusion() {
+    let mut analyzer = with_rules(&["XIDErrorSoloNoBurst"]);
+    feed(
+        &mut analyzer,
+        &[xid(0, "13", "GPU-1"), xid(3600, "48", "GPU-1")],
+    );
+    let day = 24 * 3600;
+    analyzer.time(at(day));
+    assert_eq!(open(&analyzer).len(), 1);
+    analyzer.time(at(day + 1));
+    assert_eq!(open(&analyzer), []);
+}
+
+#[test]
+fn a_conclusion_that_a_late_event_moves_to_another_node_ends_on_the_first() {
+    let mut analyzer = with_rules(&["RackFault"]);
+    let of = |node: &str, second: i64| {
+        let mut event = xid(second, "79", "GPU-1").event;
+        event.node_name = node.to_owned();
+        event.is_fatal = true;
+        let rack = ("topology.kubernetes.io/rack".to_owned(), "r7".to_owned());
+        event.metadata.extend([rack]);
+        record(second, event)
+    };
+    let said = |analyzer: &mut Analyzer| -> Vec<(String, bool)> {
+        let events = std::iter::from_fn(|| say(analyzer, 60).pop()).map(|saying| saying.event);
+        events.map(|it| (it.node_name, it.is_healthy)).collect()
+    };
+    let on = |node: &str, is_healthy| (node.to_owned(), is_healthy);
+    feed(&mut analyzer, &[of("a", 10), of("b", 30), of("c", 40)]);
+    assert_eq!(said(&mut analyzer), [on("c", false)]);
+    // The first event stays, so it is the same conclusion.
+    feed(&mut analyzer, &[of("d", 20)]);
+    assert_eq!(said(&mut analyzer), []);
+    feed(&mut analyzer, &[of("e", 0)]);
+    assert_eq!(said(&mut analyzer), [on("c", true), on("d", false)]);
+}
+
+#[test]
 fn conclusions_and_events_that_are_only_stored_are_no_input() {
     let mut analyzer = analyzer();
     for second in [0, 600, 1200] {
@@ -284,10 +324,8 @@ fn a_conclusion_whose_evidence_is_no_longer_stored_is_taken_over() {
     feed(&mut after, &[record(600, said)]);
     let unconfirmed = after.unconfirmed();
     assert_eq!(unconfirmed.len(), 1);
-    assert_eq!(
-        unconfirmed[0].1,
-        [events[0].id.clone(), events[1].id.clone()]
-    );
+    let evidence: Vec<&str> = unconfirmed[0].1.iter().map(|id| &**id).collect();
+    assert_eq!(evidence, [&*events[0].id, &*events[1].id]);
     after.adopt(&unconfirmed[0].0);
     assert_eq!(open(&after), open(&before));
     assert_eq!(say(&mut after, 700), []);
@@ -305,6 +343,93 @@ fn groups_without_anything_that_counts_are_forgotten() {
     assert!(analyzer.groups() > 2000);
     analyzer.time(at(24 * 3600 * 9));
     assert_eq!(analyzer.groups(), 0);
+    assert_eq!(open(&analyzer), []);
+}
+
+#[test]
+fn an_event_that_comes_after_its_group_is_forgotten_is_put_in_its_place() {
+    // The second burst is within a day of the first, and comes when that day is over.
+    let (day, gpu) = (24 * 3600, "GPU-1");
+    let events = [
+        xid(0, "31", gpu),
+        // Another GPU tells the time.
+        xid(2 * day, "31", "GPU-2"),
+        xid(day, "31", gpu),
+    ];
+    let mut analyzer = with_rules(&["RepeatedXID31OnSameGPU"]);
+    for (end, event) in events.iter().enumerate() {
+        analyzer.record(event);
+        for node in analyzer.late().clone() {
+            analyzer.rebuild(&node, &events[..=end]);
+        }
+        analyzer.time(event.created_at);
+    }
+    let expected = ("RepeatedXID31OnSameGPU".to_owned(), vec![gpu.to_owned()]);
+    assert_eq!(open(&analyzer), [expected]);
+}
+
+#[test]
+fn a_restored_state_shares_texts_as_before() {
+    let mut before = analyzer();
+    feed(&mut before, &[xid(0, "13", "GPU-1")]);
+    let mut after = analyzer();
+    after.restore(&before.save()).unwrap();
+    let ids = ["RepeatedXIDErrorOnSameGPU", "XIDErrorSoloNoBurst"].map(|rule| {
+        let group = after.groups_of_rule(rule, at(0)).remove(0);
+        group.held.evidence[0].as_ptr()
+    });
+    assert_eq!(ids[0], ids[1]);
+}
+
+/// Returns the event by which a monitor names both an address and the UUID of a GPU.
+fn inventory(second: i64, pci: &str, gpu: &str) -> EventRecord {
+    let mut event = xid(second, "", gpu).event;
+    event.check_name = keys::CHECK_GPU_INVENTORY.to_owned();
+    event.is_healthy = true;
+    event.error_code.clear();
+    event.processing_strategy = ProcessingStrategy::StoreOnly as i32;
+    event.entities_impacted.push(entity("PCI", pci));
+    Reporter::Monitor.note_in(&mut event);
+    record(second, event)
+}
+
+/// Returns an XID of the GPU at an address.
+fn xid_at(second: i64, code: &str, pci: &str) -> EventRecord {
+    let mut event = xid(second, code, "").event;
+    event.entities_impacted = vec![entity("PCI", pci)];
+    record(second, event)
+}
+
+#[test]
+fn a_gpu_by_its_address_is_the_one_by_its_uuid_whenever_both_are_named() {
+    let pci = "0000:b3:00";
+    let events = [
+        inventory(0, pci, "GPU-1"),
+        xid_at(10, "31", &format!("{pci}.0")),
+        xid(700, "31", "GPU-1"),
+    ];
+    let of_one = (
+        "RepeatedXID31OnSameGPU".to_owned(),
+        vec!["GPU-1".to_owned()],
+    );
+    let rules = ["RepeatedXID31OnSameGPU", "RepeatedXID31OnDifferentGPU"];
+    for order in [[0, 1, 2], [1, 2, 0], [2, 0, 1]] {
+        let mut analyzer = with_rules(&rules);
+        feed(&mut analyzer, &order.map(|place| events[place].clone()));
+        assert_eq!(open(&analyzer), std::slice::from_ref(&of_one), "{order:?}");
+    }
+    // Another GPU is in its place since.
+    let mut analyzer = with_rules(&rules[..1]);
+    let replaced = inventory(500, pci, "GPU-2");
+    feed(
+        &mut analyzer,
+        &[
+            events[0].clone(),
+            replaced,
+            xid_at(600, "31", pci),
+            events[2].clone(),
+        ],
+    );
     assert_eq!(open(&analyzer), []);
 }
 
@@ -327,6 +452,9 @@ fn any_event() -> impl Strategy<Value = EventRecord> {
         1 => (0_i64..300, recovered, prop_oneof![Just(String::new()), gpu])
             .prop_map(|(minute, rule, gpu)| recovery(minute * 60, rule, &gpu)),
         1 => (0_i64..300).prop_map(|minute| repaired(minute * 60)),
+        2 => (0_i64..300, prop_oneof!["13", "31"]).prop_map(|(minute, code)| xid_at(minute * 60, &code, "0000:b3:00")),
+        1 => (0_i64..300, prop_oneof!["GPU-1", "GPU-2"])
+            .prop_map(|(minute, gpu)| inventory(minute * 60, "0000:b3:00", &gpu)),
     ]
 }
 

@@ -26,7 +26,7 @@ fn nic(agent: &str, check: &str, code: &str, entities: &[(&str, &str)]) -> Healt
 }
 
 /// Checks the names of the rules that conclude something from these events.
-fn concludes(events: &[EventRecord], expected: &[&str]) {
+pub(crate) fn concludes(events: &[EventRecord], expected: &[&str]) {
     let mut analyzer = analyzer();
     feed(&mut analyzer, events);
     // Events are complete for ten minutes after the last one.
@@ -278,6 +278,73 @@ fn the_same_fault_after_each_of_two_repairs() {
     assert_eq!(event.entities_impacted, [entity("GPU_UUID", "GPU-1")]);
 }
 
+/// Returns the event by which a validation begins, passes (healthy), or fails (with its code).
+fn validation(hour: i64, is_healthy: bool, code: &str) -> EventRecord {
+    let event = HealthEvent {
+        agent: "gpuwarden".to_owned(),
+        check_name: "NodeValidation".to_owned(),
+        is_healthy,
+        is_fatal: !code.is_empty(),
+        error_code: Some(code.to_owned())
+            .filter(|code| !code.is_empty())
+            .into_iter()
+            .collect(),
+        ..HealthEvent::default()
+    };
+    record(hour * 3600, event)
+}
+
+#[test]
+fn a_validation_changes_nothing_in_what_repairs_do_not_help() {
+    let failed = |hour| validation(hour, false, contract::keys::CODE_VALIDATION_FAILED);
+    let (begun, passed) = (
+        |hour| validation(hour, false, ""),
+        |hour| validation(hour, true, ""),
+    );
+    let repair = |hour: i64| repaired(hour * 3600);
+    let fault = |hour| fatal(hour, "GPU-1");
+    let rule = "RepairNotWorking";
+    // The fault is back after the node has passed, or before.
+    let passes = [
+        fault(0),
+        repair(1),
+        begun(2),
+        passed(3),
+        fault(4),
+        repair(5),
+        begun(6),
+        passed(7),
+    ];
+    concludes(&[&passes[..], &[fault(8)]].concat(), &[rule]);
+    let before = [
+        fault(0),
+        repair(1),
+        begun(2),
+        fault(3),
+        repair(4),
+        begun(5),
+        fault(6),
+    ];
+    concludes(&before, &[rule]);
+    // A failed validation is not the fault again, neither beside it nor alone.
+    let beside = [
+        fault(0),
+        repair(1),
+        begun(2),
+        fault(3),
+        failed(4),
+        repair(5),
+        begun(6),
+        failed(7),
+    ];
+    concludes(&beside, &[]);
+    concludes(&[&beside[..], &[fault(8)]].concat(), &[rule]);
+    let alone = [failed(0), repair(1), failed(2), repair(3), failed(4)];
+    concludes(&alone, &[]);
+    // One repair is one, however often the fault is back.
+    concludes(&[fault(0), repair(1), fault(2), failed(3), fault(4)], &[]);
+}
+
 #[test]
 fn three_nodes_of_a_rack_within_ten_minutes() {
     for (rule, label) in [
@@ -324,6 +391,44 @@ fn three_nodes_with(rule: &str, label: &str) {
 }
 
 #[test]
+fn without_labels_the_chassis_is_rack_and_nvlink_domain() {
+    let of = |node: &str, labels: Vec<(&str, String)>| {
+        let mut event = xid(0, "79", "GPU-1").event;
+        event.node_name = node.to_owned();
+        event.is_fatal = true;
+        let labels = labels.into_iter().map(|(key, it)| (key.to_owned(), it));
+        event.metadata.extend(labels);
+        record(0, event)
+    };
+    let racks_of = |labels: &dyn Fn(&str) -> Vec<(&'static str, String)>| {
+        let mut analyzer = analyzer();
+        let events = ["a", "b", "c"].map(|node| of(node, labels(node)));
+        feed(&mut analyzer, &events);
+        let open = open(&analyzer).into_iter();
+        open.map(|(rule, values)| format!("{rule} {}", values.join(" ")))
+            .collect::<Vec<_>>()
+    };
+    let chassis = || ("chassis_serial", "1820".to_owned());
+    assert_eq!(
+        racks_of(&|_| vec![chassis()]),
+        ["NVLinkDomainFault 1820", "RackFault 1820"]
+    );
+    // A label counts before the chassis.
+    let labels = [
+        ("topology.kubernetes.io/rack", "r7".to_owned()),
+        ("nvidia.com/gpu.clique", "c1".to_owned()),
+        chassis(),
+    ];
+    assert_eq!(
+        racks_of(&|_| labels.to_vec()),
+        ["NVLinkDomainFault c1", "RackFault r7"]
+    );
+    // Each machine has its own.
+    let own = racks_of(&|node| vec![("chassis_serial", node.to_owned())]);
+    assert_eq!(own, [""; 0]);
+}
+
+#[test]
 fn the_crash_of_one_job_counts_once() {
     let of = |minute: i64, job: &str| {
         let mut event = xid(minute * 60, "31", "GPU-1").event;
@@ -365,7 +470,7 @@ fn entries_of_nvsentinels_file_change_the_rules_of_their_names() {
 
 #[test]
 fn only_what_asks_for_an_action_is_fatal() {
-    assert_eq!(built_in().len(), 25);
+    assert_eq!(built_in().len(), 28);
     for rule in parse(BUILT_IN, "rules.toml").unwrap() {
         assert_eq!(
             rule.fatal,

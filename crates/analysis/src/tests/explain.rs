@@ -1,6 +1,10 @@
+use contract::HealthEvent;
+
 use super::analyzer::{repaired, xid};
 use super::at;
-use crate::{Analyzer, GroupKey, Lack, parse};
+use crate::{
+    Analyzer, GroupKey, GroupValue, Lack, NodePlaces, Rule, RulesText, Topology, built_in, parse,
+};
 
 /// Returns an analyzer with one rule of this kind, for events of XID 79.
 fn analyzer(keys: &str) -> Analyzer {
@@ -125,8 +129,113 @@ fn a_key_has_the_name_that_a_file_has() {
         "entity:GPC",
         "label:pool",
     ] {
-        assert_eq!(GroupKey::parse(name).unwrap().to_string(), name);
+        assert_eq!(
+            GroupKey::parse(name, &Topology::default())
+                .unwrap()
+                .to_string(),
+            name
+        );
     }
+}
+
+#[test]
+fn a_file_says_which_labels_racks_domains_and_zones_have() {
+    let labels = |rules: &[Rule], name: &str| -> Vec<String> {
+        let rule = rules.iter().find(|rule| rule.name == name).unwrap();
+        rule.labels().cloned().collect()
+    };
+    let text = "[topology]\nrack = [\"example.com/row\", \"rack\"]\n[[rules]]\nname = \"Mine\"\n\
+                kind = \"count\"\nwindow = \"1h\"\nthreshold = 2\ngroup_by = [\"zone\"]\n\
+                distinct = [\"rack\"]\naction = \"NONE\"\nmessage = \"m\"\n";
+    let rules = parse(text, "rules.toml").unwrap();
+    assert_eq!(labels(&rules, "RackFault"), ["example.com/row", "rack"]);
+    assert_eq!(
+        labels(&rules, "Mine"),
+        ["topology.kubernetes.io/zone", "example.com/row", "rack"]
+    );
+    // What the file leaves out is as without it.
+    assert_eq!(
+        labels(&rules, "NVLinkDomainFault"),
+        labels(&built_in(), "NVLinkDomainFault")
+    );
+    let rack = rules.iter().find(|rule| rule.name == "RackFault").unwrap();
+    assert_eq!(rack.group_by[0].to_string(), "rack");
+    for (keys, expected) in [
+        (
+            "rack = []",
+            "rules.toml:2: topology.rack is a list; write a label",
+        ),
+        ("zone = [\"a b\"]", "rules.toml:2: topology.zone[0]: "),
+        (
+            "racks = [\"a\"]",
+            "rules.toml:2: unknown key 'topology.racks'",
+        ),
+        (
+            "[[topology.nodes]]\nnames = []\nrack = \"r1\"",
+            "rules.toml:3: topology.nodes[0].names is a list; write names of nodes, such as \"gpu-r1-*\"",
+        ),
+        (
+            "[[topology.nodes]]\nnames = [\"a\"]",
+            "rules.toml:2: topology.nodes[0].rack is missing; write rack, nvlink_domain or zone",
+        ),
+        (
+            "[[topology.nodes]]\nnames = [\"a\", \"A_\"]\nrack = \"r1\"",
+            "rules.toml:3: topology.nodes[0].names[1] is \"A_\"; write the name of a node; * is any text \
+             and ? any character",
+        ),
+        (
+            "[[topology.nodes]]\nnames = [\"a*\"]\nrack = \"r1\"\n[[topology.nodes]]\n\
+             names = [\"a*\"]\nrack = \"r2\"",
+            "rules.toml:6: topology.nodes[1].names[0] is \"a*\"; these nodes have the rack r1 already",
+        ),
+        (
+            "[[topology.nodes]]\nnames = [\"a\"]\nzone = \"z 1\"",
+            "rules.toml:4: topology.nodes[0].zone: ",
+        ),
+    ] {
+        let error = parse(&format!("[topology]\n{keys}\n"), "rules.toml").unwrap_err();
+        assert!(error.to_string().starts_with(expected), "{error}");
+    }
+}
+
+#[test]
+fn a_file_gives_nodes_a_place_by_their_names_before_their_labels() {
+    let text = "[[topology.nodes]]\nnames = [\"gpu-r1-*\", \"old-7\"]\nrack = \"r1\"\n\
+                [[topology.nodes]]\nnames = [\"gpu-r?-7\"]\nrack = \"r2\"\nnvlink_domain = \"d2\"\n\
+                [[topology.nodes]]\nnames = [\"gpu-r1-9\"]\nrack = \"r9\"\n";
+    let text = RulesText {
+        source: "rules.toml".to_owned(),
+        text: text.to_owned(),
+    };
+    let rules = text.parse().unwrap();
+    let rack = rules.iter().find(|rule| rule.name == "RackFault").unwrap();
+    let (label, leaf) = (
+        "topology.kubernetes.io/rack",
+        "network.topology.nvidia.com/leaf",
+    );
+    for (node, own, key, expected, domain) in [
+        ("gpu-r1-1", "", label, "r1", None),
+        ("old-7", "r5", label, "r1", None),
+        // The first pattern counts, and a whole name before all.
+        ("gpu-r1-7", "r5", label, "r1", Some("d2")),
+        ("gpu-r3-7", "", label, "r2", Some("d2")),
+        ("gpu-r1-9", "", label, "r9", None),
+        ("old-8", "r5", leaf, "r5", None),
+    ] {
+        let mut event = HealthEvent {
+            node_name: node.to_owned(),
+            metadata: [(leaf.to_owned(), own.to_owned())].into(),
+            ..HealthEvent::default()
+        };
+        let groups = rack.groups(&event);
+        let value = GroupValue::Metadata(key.to_owned(), expected.to_owned());
+        assert_eq!(groups[0].values, [value], "{node}");
+        text.places().locate(&mut event);
+        let found = |key: &str| event.metadata.get(key).map(String::as_str);
+        assert_eq!(found(key), Some(expected), "{node}");
+        assert_eq!(found("nvidia.com/gpu.clique"), domain, "{node}");
+    }
+    assert_eq!(RulesText::default().places(), NodePlaces::default());
 }
 
 #[test]

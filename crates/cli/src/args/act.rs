@@ -70,6 +70,10 @@ group! {
         /// its lifecycle manager, in YAML.
         #[arg(long, env = "GPUWARDEN_VALIDATION_CONFIG", value_name = "FILE")]
         pub validation_config: Option<PathBuf>,
+        /// File of the monitor of announced maintenance, which reads the notices of clouds on the nodes:
+        /// `NVSentinel`'s for its CSP health monitor, in TOML [default: notices are not read].
+        #[arg(long, env = "GPUWARDEN_MAINTENANCE", value_name = "FILE")]
+        pub maintenance: Option<PathBuf>,
         /// With --quarantine: decide and show, but write nothing in the cluster.
         #[arg(long, env = "GPUWARDEN_DRY_RUN", num_args = 0..=1, default_missing_value = "true",
               value_name = "BOOL")]

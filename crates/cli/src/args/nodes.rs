@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{ClusterArgs, OutputArgs};
+use super::{ClusterArgs, OutputArgs, REMOTE};
 
 #[derive(Args, Debug)]
 pub(crate) struct DrainArgs {
@@ -63,6 +63,29 @@ pub(crate) struct VetoArgs {
     pub reason: Option<String>,
     #[command(flatten)]
     pub cluster: ClusterArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ApproveArgs {
+    /// Name of the node, or id of an incident: all that waits on its nodes.
+    #[arg(value_name = "NODE|INCIDENT")]
+    pub name: String,
+    /// Time within which the first of the approved actions has to begin; at most 24h. Later the
+    /// approval has expired, and all of it is proposed again.
+    #[arg(long = "for", default_value = "1h", value_name = "DURATION")]
+    pub duration: String,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Address of the gpuwarden that knows the incident [default: the controller of the cluster that a
+    /// flag names, else the one that runs on this machine].
+    #[arg(long, env = "GPUWARDEN_SERVER", value_name = "URL", help_heading = REMOTE)]
+    pub server: Option<String>,
+    /// Data directory of the gpuwarden that knows the incident.
+    #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY", help_heading = REMOTE)]
+    pub data_dir: Option<PathBuf>,
+    /// Namespace of the controller that knows the incident, by `kubectl port-forward`.
+    #[arg(short, long, value_name = "NAME", conflicts_with_all = ["server", "data_dir"], help_heading = REMOTE)]
+    pub namespace: Option<String>,
 }
 
 #[derive(Args, Debug)]

@@ -10,7 +10,9 @@ use clap::Args;
 use serde::Deserialize;
 
 use super::common::address;
-use super::{ActArgs, AuditArgs, DeliveryArgs, DeviceArgs, GpuArgs, IngestArgs, NodeArgs};
+use super::{
+    ActArgs, AuditArgs, DeliveryArgs, DeviceArgs, GpuArgs, IngestArgs, LabelArgs, NodeArgs,
+};
 
 /// Defines a group of settings; each is an argument for clap and a key of the configuration file.
 macro_rules! group {
@@ -83,6 +85,10 @@ pub(crate) struct ControllerArgs {
     #[command(flatten)]
     pub election: ElectionArgs,
     #[command(flatten)]
+    pub labels: LabelArgs,
+    #[command(flatten)]
+    pub objects: ObjectArgs,
+    #[command(flatten)]
     pub process: ProcessArgs,
     #[command(flatten)]
     pub act: ActArgs,
@@ -99,6 +105,18 @@ group! {
         #[arg(long, env = "GPUWARDEN_LEADER_ELECT", num_args = 0..=1,
               default_missing_value = "true", value_name = "BOOL")]
         pub leader_elect: Option<bool>,
+    }
+}
+
+group! {
+    /// Monitor of Kubernetes objects.
+    pub(crate) struct ObjectArgs {
+        /// Report Kubernetes objects that are faults of a node, by policies: `NVSentinel`'s
+        /// policies.toml in a file or a `ConfigMap` of the cluster (both are read again when they
+        /// change), or built-in ones [default: none; default key of a `ConfigMap`: policies.toml].
+        #[arg(long, env = "GPUWARDEN_OBJECTS",
+              value_name = "FILE|configmap:NAMESPACE/NAME[/KEY]|preset:NAME")]
+        pub objects: Option<String>,
     }
 }
 

@@ -37,12 +37,14 @@ pub(crate) enum RulesCommand {
                             gpuwarden rules test built-in more-tests.yaml")]
     Test {
         /// File of rules (TOML), or `built-in`.
-        #[arg(value_name = "FILE|built-in")]
+        #[arg(value_name = "FILE|configmap:NAMESPACE/NAME[/KEY]|built-in")]
         rules: String,
         /// Files of tests, YAML or TOML [default: beside the rules: rules.test.yaml, rules.test.toml
         /// for rules.toml].
         #[arg(value_name = "TESTS")]
         tests: Vec<PathBuf>,
+        #[command(flatten)]
+        connect: ConnectArgs,
         #[command(flatten)]
         output: OutputArgs,
     },
@@ -59,8 +61,9 @@ pub(crate) enum RulesCommand {
         /// Only groups of this node.
         #[arg(value_name = "NODE")]
         node: Option<String>,
-        /// File of rules (TOML) [default: the built-in rules].
-        #[arg(long, value_name = "FILE|built-in")]
+        /// File of rules (TOML) [default: those of the running gpuwarden; with --events, the built-in
+        /// rules].
+        #[arg(long, value_name = "FILE|configmap:NAMESPACE/NAME[/KEY]|built-in")]
         rules: Option<String>,
         /// Kernel logs or exported events, see `replay`; may be given several times [default: the
         /// events of the running gpuwarden].
@@ -100,10 +103,10 @@ pub(crate) enum RulesCommand {
     )]
     Diff {
         /// First set of rules of the comparison.
-        #[arg(value_name = "FILE|built-in")]
+        #[arg(value_name = "FILE|configmap:NAMESPACE/NAME[/KEY]|built-in")]
         a: String,
         /// Second set of rules of the comparison.
-        #[arg(value_name = "FILE|built-in")]
+        #[arg(value_name = "FILE|configmap:NAMESPACE/NAME[/KEY]|built-in")]
         b: String,
         /// Kernel logs or exported events, see `replay`.
         #[arg(value_name = "[NODE=]FILE|-")]
@@ -112,6 +115,8 @@ pub(crate) enum RulesCommand {
         /// json`.
         #[arg(long, value_name = "FILE")]
         nodes: Option<PathBuf>,
+        #[command(flatten)]
+        connect: ConnectArgs,
         #[command(flatten)]
         output: OutputArgs,
     },

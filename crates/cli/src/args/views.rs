@@ -27,6 +27,28 @@ pub(crate) struct ViewArgs {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct IncidentsArgs {
+    /// Incident to show with all its nodes and faults [default: all in short].
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct MaintenanceArgs {
+    /// Maintenance to show with all that is known of it [default: all in short].
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct EventsArgs {
     /// Wait for new events and print them as they arrive.
     #[arg(short, long)]

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum as _;
-use contract::RecommendedAction;
 use contract::findings::MAX_FILE_BYTES;
+use contract::{RecommendedAction, keys};
 use diagnosis::catalog::{
     Catalog, CatalogChange, Confidence, DcgmCode, Nic, Nvlink5, Overrides, Sxid, SxidClass, Xid,
 };
+use diagnosis::sympathy;
 use runtime::text_file;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -187,6 +188,17 @@ fn list(kind: Option<CatalogKind>, format: Format) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Returns the faults that explain an XID, with the reason and the source; null without any.
+fn follows(xid: u32) -> Value {
+    let rows = sympathy::sympathies().iter();
+    let rows = rows.filter(|row| row.follower.is(keys::CHECK_XID, &xid.to_string()));
+    let primaries: Vec<String> = rows.map(ToString::to_string).collect();
+    if primaries.is_empty() {
+        return Value::Null;
+    }
+    json!(primaries)
+}
+
 fn described(action: RecommendedAction) -> &'static str {
     match action {
         RecommendedAction::None => "no action is needed",
@@ -235,6 +247,7 @@ impl Row {
             ("fatal", json!(row.fatal)),
             ("recommended_action", json!(row.action.as_str_name())),
             ("scope", json!(row.scope)),
+            ("follows", follows(row.code)),
         ];
         let origin = (&*row.note, row.confidence, &*row.source);
         Self::new(CatalogKind::Xid, row.code.to_string(), &fields, &origin)
@@ -351,6 +364,10 @@ impl Row {
             line("action", &format!("{}: {what}", action.as_str_name()))?;
         }
         line("gpuwarden", self.effect())?;
+        let follows = self.field("follows").and_then(Value::as_array);
+        for primary in follows.into_iter().flatten().filter_map(Value::as_str) {
+            line("follows", primary)?;
+        }
         for key in ["note", "confidence", "source"] {
             line(key, self.text(key))?;
         }

@@ -21,8 +21,8 @@ use crate::exit_code;
 use crate::given::Given;
 use crate::output::{self, Colour, plural, say};
 use crate::settings::{
-    ActSettings, AgentSettings, ControllerSettings, DeliverySettings, IngestSettings, NodeSettings,
-    ProcessSettings, Role, RunSettings, SettingsError, resolve,
+    ActSettings, AgentSettings, ControllerSettings, DeliverySettings, IngestSettings,
+    LabelSettings, NodeSettings, ProcessSettings, Role, RunSettings, SettingsError, resolve,
 };
 
 /// All checks: name, why a finding other than `ok` matters, and the usual fix (`-`: none). A check
@@ -63,6 +63,7 @@ struct Installation {
     node: Option<NodeSettings>,
     act: Option<ActSettings>,
     ingest: Option<IngestSettings>,
+    labels: Option<LabelSettings>,
     delivery: Option<DeliverySettings>,
     /// True if the role acts only while it holds the Lease.
     leader_elect: bool,
@@ -232,6 +233,7 @@ impl Installation {
             node: None,
             act: None,
             ingest: None,
+            labels: None,
             delivery: None,
             leader_elect: false,
         }
@@ -263,6 +265,7 @@ impl From<ControllerSettings> for Installation {
         Self {
             act: Some(settings.act),
             ingest: Some(settings.ingest),
+            labels: settings.labels,
             leader_elect: settings.leader_elect,
             ..Self::new("controller", settings.process)
         }

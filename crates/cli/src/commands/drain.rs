@@ -12,6 +12,7 @@ use fleet::veto::Veto;
 use jiff::Timestamp;
 use model::node::NodeView;
 use model::ownership::Ownership;
+use model::proposal::Proposal;
 use policy::Policy;
 use policy::assess::Desired;
 use preflight::config::Discovery;
@@ -42,6 +43,8 @@ pub(super) async fn execute(args: &DrainArgs) -> anyhow::Result<u8> {
     let policy = policy.transpose()?;
     let own = Ownership::read(&node);
     let mark = own.as_ref().and_then(|own| own.mark.drain);
+    let proposal = own.as_ref().and_then(|own| own.mark.proposal());
+    let proposal = proposal.filter(|one| one.drains()).map(Proposal::title);
     let events = own.map(|own| own.events).unwrap_or_default();
     let begun = mark
         .filter(|mark| mark.done.is_none())
@@ -72,6 +75,7 @@ pub(super) async fn execute(args: &DrainArgs) -> anyhow::Result<u8> {
     let mut plan = plan(name, facts, begun, drain, &config, now);
     let veto = Veto::of(&node, now).ok().flatten();
     plan.veto = veto.map(|veto| veto.to_string());
+    plan.proposal = proposal;
     let custom = config
         .custom
         .as_ref()
@@ -131,6 +135,7 @@ pub(super) fn text(plan: &DrainPlan, by: &str) -> anyhow::Result<()> {
         since,
         kept_by,
         veto,
+        proposal,
         custom_drain,
         budgets_unknown,
         leaving,
@@ -179,6 +184,10 @@ pub(super) fn text(plan: &DrainPlan, by: &str) -> anyhow::Result<()> {
     }
     if let Some(veto) = veto {
         say!("\nHeld back by {}.", output::plain(veto))?;
+    }
+    if let Some(title) = proposal {
+        let (title, node) = (output::plain(title), output::plain(node));
+        say!("\nIt waits for an approval of {title}: gpuwarden approve {node}")?;
     }
     if let Some(kind) = custom_drain {
         say!(

@@ -94,7 +94,6 @@ fn row(gpu: &LedgerGpu, now: Timestamp) -> Vec<String> {
         None if gpu.is_replaced => format!("(was in {})", gpu.node),
         None => gpu.node.clone(),
     };
-    let mark = gpu.mark.as_ref().map(|mark| mark.kind.name());
     vec![
         plain(&gpu.id),
         plain(&node),
@@ -105,8 +104,16 @@ fn row(gpu: &LedgerGpu, now: Timestamp) -> Vec<String> {
         gpu.faults.to_string(),
         gpu.repairs.to_string(),
         score(gpu.score),
-        mark.unwrap_or_default().to_owned(),
+        standing(gpu),
     ]
+}
+
+/// Returns the mark of a GPU, and whether it is a candidate for a return to its vendor.
+fn standing(gpu: &LedgerGpu) -> String {
+    let mark = gpu.mark.as_ref().map(|mark| mark.kind.name());
+    let candidate = gpu.is_rma_candidate.then_some("RMA candidate");
+    let words: Vec<&str> = mark.into_iter().chain(candidate).collect();
+    words.join(", ")
 }
 
 fn score(value: f64) -> String {
@@ -127,6 +134,11 @@ fn details(name: &str, entry: &LedgerEntry) -> anyhow::Result<()> {
                 "mark      {} since {at}, by {by}: {reason}",
                 mark.kind.name()
             )?;
+        }
+        for one in row.rma.values() {
+            let (node, fault) = (plain(&one.node), plain(&one.fault));
+            let at = output::time(one.since);
+            say!("RMA       candidate since {at}: repairs on {node} do not help against {fault}")?;
         }
         if let Some((one, other)) = &gpu.short.on_two_nodes {
             let (one, other) = (plain(one), plain(other));
@@ -162,12 +174,9 @@ fn details(name: &str, entry: &LedgerEntry) -> anyhow::Result<()> {
             say!("provider  {}", plain(&node.row.provider_id))?;
         }
         for gpu in &node.gpus {
-            let mark = gpu
-                .mark
-                .as_ref()
-                .map(|mark| format!(", {}", mark.kind.name()));
-            let (slot, mark) = (plain(&gpu.slot), mark.unwrap_or_default());
-            say!("GPU       {}  {slot}{mark}", plain(&gpu.id))?;
+            let (slot, standing) = (plain(&gpu.slot), standing(gpu));
+            let pause = if standing.is_empty() { "" } else { ", " };
+            say!("GPU       {}  {slot}{pause}{standing}", plain(&gpu.id))?;
         }
         history(&node.row.history)?;
         terms(&node.score)?;

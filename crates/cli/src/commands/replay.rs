@@ -164,6 +164,10 @@ fn write(sides: &mut [Side], inputs: &mut Inputs, writer: &mut Writer) -> anyhow
         }
     }
     inputs.clear_progress();
+    let decisions: Vec<Vec<Decision>> = (sides.iter_mut())
+        .map(|side| side.replay.finish())
+        .collect();
+    writer.write(&decisions)?;
     writer.list.end(format)?;
     inputs.warn_of_garbled();
     let left_out = left_out(sides).filter(|_| times.is_some());

@@ -26,9 +26,10 @@ pub(super) async fn execute(what: &RulesCommand) -> anyhow::Result<u8> {
         RulesCommand::Test {
             rules: source,
             tests,
+            connect,
             output,
         } => {
-            let rules = rules_source::load(source)?;
+            let rules = rules_source::load_from(source, connect).await?;
             let run = |case: &RuleCase| cases::run(case, &rules, Catalog::builtin());
             test_files::execute(source, tests, run, output.output)
         }
@@ -61,8 +62,14 @@ pub(super) async fn execute(what: &RulesCommand) -> anyhow::Result<u8> {
             b,
             files,
             nodes,
+            connect,
             output,
-        } => diff::execute([a, b], files, nodes.as_deref(), output.output),
+        } => {
+            let first = rules_source::load_from(a, connect).await?;
+            let second = rules_source::load_from(b, connect).await?;
+            let sides = [(a.as_str(), first), (b, second)];
+            diff::execute(sides, files, nodes.as_deref(), output.output)
+        }
     }
 }
 

@@ -5,12 +5,12 @@ use contract::keys;
 use fleet::brake::some_of;
 use fleet::session::Phase;
 use fleet::view::{
-    BrakeView, ClusterView, DeviceView, FaultView, LimitView, NodeState, NodeStatus,
+    BrakeView, ClusterView, DeviceView, FaultView, IncidentView, LimitView, NodeState, NodeStatus,
 };
 use jiff::Timestamp;
 use runtime::sources::{SourceState, SourceStatus};
 
-use super::devices;
+use super::{devices, incidents};
 use crate::args::{Format, ViewArgs};
 use crate::client::Client;
 use crate::exit_code;
@@ -98,11 +98,33 @@ fn text(status: &StatusView, wide: bool) -> anyhow::Result<()> {
     } else if status.fleet.nodes.is_empty() {
         output::line("\nNo open fault.")?;
     } else {
+        for line in incident_lines(&status.fleet.nodes, status.now) {
+            output::line(&line)?;
+        }
         for line in node_lines(&status.fleet.nodes, status.now, wide) {
             output::line(&line)?;
         }
     }
     Ok(())
+}
+
+/// Returns the lines of the incidents of several nodes.
+fn incident_lines(nodes: &[NodeStatus], now: Timestamp) -> Vec<String> {
+    let all = IncidentView::all(nodes).into_iter();
+    let several = all.filter(|incident| incident.nodes.len() > 1);
+    let line = |incident: IncidentView| {
+        let approval = incidents::approval(&incident);
+        let awaits = approval.map_or_else(String::new, |text| format!(", awaits {text}"));
+        format!(
+            "incident    {}: {} nodes, {} ago, {} of node {}{awaits}",
+            output::plain(&incident.id),
+            incident.nodes.len(),
+            ago(incident.since, now),
+            output::plain(&incident.primary.title()),
+            output::plain(&incident.primary_node),
+        )
+    };
+    several.map(line).collect()
 }
 
 /// Writes a further line of the entry above, in a colour.
@@ -253,8 +275,13 @@ fn fault_text(fault: &FaultView, now: Timestamp) -> String {
         output::colour("minor", Colour::Grey)
     };
     let action = output::plain(&fault.recommended_action);
+    let cause = fault.explained_by.as_ref();
+    let cause = cause.map_or_else(String::new, |cause| {
+        let (fault, node) = (output::plain(&cause.fault), output::plain(&cause.node));
+        format!(", explained by {fault} of node {node}")
+    });
     format!(
-        "  {fatal}  {}, {action}, {}",
+        "  {fatal}  {}, {action}, {}{cause}",
         output::plain(&fault.title()),
         when_and_by_whom(fault, now)
     )

@@ -11,6 +11,7 @@ use fleet::drain::DrainConfig;
 use fleet::remediation::RemediationConfig;
 use jiff::SignedDuration;
 pub use model::mode::Mode;
+use notices::MaintenanceConfig;
 
 use super::amount::parsed;
 use super::janitor::JanitorSettings;
@@ -59,6 +60,8 @@ pub struct ActSettings {
     pub remediation: Option<RemediationConfig>,
     /// `None`: custom resources are not carried out.
     pub janitor: Option<JanitorSettings>,
+    /// `None`: notices of maintenance are not read.
+    pub maintenance: Option<Box<MaintenanceConfig>>,
     pub reports: ReportSettings,
     pub policy: PolicySource,
     /// Rules of the analysis beside the built-in ones.
@@ -116,6 +119,7 @@ impl ActSettings {
         let drain = drain(&args, mode)?;
         let remediation = remediation(&args, drain.is_some())?;
         let janitor = JanitorSettings::resolve(&args, cluster.is_some())?;
+        let maintenance = maintenance(&args, cluster.is_some())?;
         let reports = ReportSettings::resolve(&args, mode)?;
         Ok(Self {
             connector_config: args.connector_config,
@@ -126,6 +130,7 @@ impl ActSettings {
             drain,
             remediation,
             janitor,
+            maintenance,
             reports,
             policy,
             rules,
@@ -134,6 +139,24 @@ impl ActSettings {
             namespace,
         })
     }
+}
+
+/// Returns the settings of `--maintenance`.
+fn maintenance(
+    args: &ActArgs,
+    in_cluster: bool,
+) -> Result<Option<Box<MaintenanceConfig>>, SettingsError> {
+    let Some(path) = &args.maintenance else {
+        return Ok(None);
+    };
+    if !in_cluster {
+        return Err(SettingsError::Conflict(
+            "--maintenance needs a cluster, on whose nodes it reads notices: name one with --kubeconfig \
+             FILE or --context NAME",
+        ));
+    }
+    let config = parsed("--maintenance", path, MaintenanceConfig::parse)?;
+    Ok(Some(Box::new(config)))
 }
 
 /// Returns the mode of `--observe`, `--quarantine` and `--dry-run`.
@@ -257,6 +280,15 @@ fn is_unreachable(place: Option<&TextPlace>, has_cluster: bool) -> bool {
 
 /// Parses the place of a text: a file, or a key of a `ConfigMap`.
 pub(crate) fn text_place(flag: &'static str, text: &str) -> Result<TextPlace, SettingsError> {
+    text_place_with_key(flag, text, POLICY_KEY)
+}
+
+/// Does the work of [`text_place`] for a text whose default key is `key`.
+pub(super) fn text_place_with_key(
+    flag: &'static str,
+    text: &str,
+    key: &str,
+) -> Result<TextPlace, SettingsError> {
     let Some(place) = text.strip_prefix("configmap:") else {
         return Ok(TextPlace::File(PathBuf::from(text)));
     };
@@ -265,7 +297,7 @@ pub(crate) fn text_place(flag: &'static str, text: &str) -> Result<TextPlace, Se
     let (Some(namespace), Some(name)) = (parts.next(), parts.next()) else {
         return Err(wrong("is not configmap:NAMESPACE/NAME[/KEY]".to_owned()));
     };
-    let key = parts.next().unwrap_or(POLICY_KEY);
+    let key = parts.next().unwrap_or(key);
     names::dns_label(namespace)
         .and_then(|()| names::object_name(name))
         // A key of a `ConfigMap` has the letters of a label's value.

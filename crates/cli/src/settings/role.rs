@@ -2,12 +2,20 @@
 
 use std::path::Path;
 
+use super::act::text_place_with_key;
 use super::file::ConfigFile;
 use super::{
     ActSettings, AgentSettings, AuditSettings, ControllerSettings, DeliverySettings,
-    DeviceSettings, IngestSettings, NodeSettings, ProcessSettings, RunSettings, SettingsError,
+    DeviceSettings, IngestSettings, LabelSettings, NodeSettings, ProcessSettings, RunSettings,
+    SettingsError,
 };
 use crate::args::{ActArgs, AgentArgs, ControllerArgs, RunArgs};
+use crate::policy_source::PRESET;
+use controller::objects::ObjectsSource;
+use objects::presets;
+
+/// Default key of a `ConfigMap` with policies over objects: the file's name in NVSentinel's.
+const OBJECTS_KEY: &str = "policies.toml";
 
 /// Arguments of `run`, `agent` or `controller`.
 pub(crate) trait Role: clap::Args {
@@ -113,6 +121,8 @@ impl Role for ControllerArgs {
     fn fill(&mut self, file: &ConfigFile) -> Result<(), SettingsError> {
         self.ingest.fill(file.group()?);
         self.election.fill(file.group()?);
+        self.labels.fill(file.group()?);
+        self.objects.fill(file.group()?);
         self.process.fill(file.group()?);
         self.audit.fill(file.group()?);
         fill_act(&mut self.act, file)
@@ -123,6 +133,7 @@ impl Role for ControllerArgs {
         let act = ActSettings::resolve(self.act)?;
         let in_cluster = act.cluster.is_some();
         let ingest = IngestSettings::resolve(self.ingest, in_cluster, &act.namespace)?;
+        let labels = LabelSettings::resolve(self.labels, &act)?;
         let leader_elect = match (self.election.leader_elect, in_cluster) {
             (Some(true), false) => {
                 return Err(SettingsError::Conflict(
@@ -132,14 +143,36 @@ impl Role for ControllerArgs {
             }
             (Some(wanted), _) => wanted,
             // An observer must neither keep an acting controller from the lead nor write anything.
-            (None, _) => act.mode.writes() || act.janitor.is_some(),
+            (None, _) => act.mode.writes() || act.janitor.is_some() || labels.is_some(),
         };
         Ok(ControllerSettings {
+            objects: objects(self.objects.objects.as_deref(), in_cluster)?,
             ingest,
             process,
             act,
+            labels,
             audit: AuditSettings::resolve(self.audit),
             leader_elect,
         })
     }
+}
+
+/// Returns the source of the policies over objects.
+fn objects(text: Option<&str>, in_cluster: bool) -> Result<Option<ObjectsSource>, SettingsError> {
+    let flag = "--objects";
+    let Some(text) = text else {
+        return Ok(None);
+    };
+    if !in_cluster {
+        return Err(SettingsError::Conflict(
+            "--objects needs a cluster whose objects are watched: name one with --kubeconfig FILE or \
+             --context NAME",
+        ));
+    }
+    let Some(name) = text.strip_prefix(PRESET) else {
+        let place = text_place_with_key(flag, text, OBJECTS_KEY)?;
+        return Ok(Some(ObjectsSource::Place(place)));
+    };
+    let preset = presets::find(name).map_err(|what| SettingsError::value(flag, text, what))?;
+    Ok(Some(ObjectsSource::Preset(preset)))
 }

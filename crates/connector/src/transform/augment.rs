@@ -6,10 +6,21 @@ use model::node::NodeView;
 use super::annotate;
 
 /// Names of the node labels to copy into events.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels(pub Vec<String>);
 
 // === impl Labels ===
+
+impl Default for Labels {
+    /// Returns the labels that say where a node is, which the analysis groups nodes by.
+    fn default() -> Self {
+        let racks = keys::RACK_LABELS.into_iter();
+        let labels = racks
+            .chain(keys::NVLINK_DOMAIN_LABELS)
+            .chain([keys::SPINE_LABEL, keys::ZONE_LABEL]);
+        Self(labels.map(str::to_owned).collect())
+    }
+}
 
 impl Labels {
     /// Writes the node's `spec.providerID` and its configured labels, replacing the sender's
@@ -74,11 +85,22 @@ mod tests {
     }
 
     #[test]
-    fn without_labels_only_the_providers_id_and_without_both_nothing() {
+    fn the_labels_of_the_topology_are_written_by_default() {
         let mut event = HealthEvent::default();
         Labels::default().write(&mut event, &node(""));
+        let expected = [
+            ("network.topology.nvidia.com/leaf", ""),
+            ("topology.kubernetes.io/zone", "z1"),
+        ];
+        assert_eq!(pairs(&event), expected);
+    }
+
+    #[test]
+    fn without_labels_only_the_providers_id_and_without_both_nothing() {
+        let mut event = HealthEvent::default();
+        labels(&[]).write(&mut event, &node(""));
         assert_eq!(pairs(&event), []);
-        Labels::default().write(&mut event, &node("gce://p/z/i"));
+        labels(&[]).write(&mut event, &node("gce://p/z/i"));
         assert_eq!(pairs(&event), [("providerID", "gce://p/z/i")]);
     }
 

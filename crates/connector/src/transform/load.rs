@@ -135,8 +135,8 @@ struct MetadataKeys {
     cache_size: Option<i64>,
     #[serde(rename = "cacheTTL")]
     cache_ttl: Option<String>,
-    #[serde(rename = "allowedLabels", default)]
-    allowed_labels: Vec<String>,
+    #[serde(rename = "allowedLabels")]
+    allowed_labels: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -263,12 +263,13 @@ fn limits(keys: &ConnectorKeys, findings: &mut Findings<'_>) -> Option<MessageLi
 /// Reads `metadata.toml`. Returns the labels, and notes on unused keys.
 pub fn metadata(text: &str, source: &str) -> Result<(Labels, Vec<String>), FileError> {
     let (keys, mut findings) = Findings::read::<MetadataKeys>(text, source, Format::Toml)?;
-    let found = keys.allowed_labels.len();
+    let labels = keys.allowed_labels.map_or_else(Labels::default, Labels);
+    let found = labels.0.len();
     if found > MAX_METADATA {
         let what = format!("{found} entries; an event carries {MAX_METADATA} at most");
         findings.at_key("allowedLabels", what);
     }
-    for (at, label) in keys.allowed_labels.iter().enumerate() {
+    for (at, label) in labels.0.iter().enumerate() {
         findings.check(&format!("allowedLabels[{at}]"), names::label_key(label));
     }
     if let Some(ttl) = &keys.cache_ttl {
@@ -281,7 +282,7 @@ pub fn metadata(text: &str, source: &str) -> Result<(Labels, Vec<String>), FileE
              which is always current"
         ));
     }
-    findings.result((Labels(keys.allowed_labels), notes))
+    findings.result((labels, notes))
 }
 
 /// Reads `overrides.toml`. Returns the rules, and notes on them.

@@ -4,8 +4,8 @@ use analysis::ledger::{GpuRow, Ledger, Mark, MarkKind, NodeRow, Score};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// Response of `/api/v1/ledger`: the GPUs and nodes, first those that are marked as bad, then by
-/// score.
+/// Response of `/api/v1/ledger`: the GPUs and nodes, first those that are marked as bad, then those
+/// that repairs do not help, then by score.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LedgerView {
@@ -53,6 +53,10 @@ pub struct LedgerGpu {
     /// Latest mark of a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<Mark>,
+    /// True if a conclusion is open that repairs do not help: the GPU is a candidate for a return to
+    /// its vendor.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_rma_candidate: bool,
 }
 
 /// Node of the ledger in short.
@@ -117,10 +121,10 @@ impl LedgerView {
             .map(|(key, row)| LedgerGpu::of(ledger, key, row, now))
             .collect();
         gpus.sort_by(|one, other| {
-            let (bad, other_bad) = (one.is_bad(), other.is_bad());
+            let first = |gpu: &LedgerGpu| (gpu.is_bad(), gpu.is_rma_candidate);
             let by_score = other.score.total_cmp(&one.score);
-            other_bad
-                .cmp(&bad)
+            first(other)
+                .cmp(&first(one))
                 .then(by_score)
                 .then(one.id.cmp(&other.id))
         });
@@ -171,6 +175,7 @@ impl LedgerGpu {
             repairs: row.history.repairs.len(),
             score: Score::of(&row.history, now).value,
             mark: row.mark.clone(),
+            is_rma_candidate: !row.rma.is_empty(),
         }
     }
 }

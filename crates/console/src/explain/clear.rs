@@ -118,6 +118,14 @@ fn fault_line(recovery: Option<&str>, fault: &FaultView) -> String {
             fault.message
         );
     }
+    if let Some(cause) = &fault.explained_by {
+        return format!(
+            "{}: explained by {} of node {}, and closed when that has recovered",
+            fault.title(),
+            cause.fault,
+            cause.node
+        );
+    }
     let remediation = match action.as_str() {
         "NONE" => "no action is recommended".to_owned(),
         "UNKNOWN" => "the remediation is not known".to_owned(),

@@ -83,6 +83,7 @@ fn status(faults: Vec<FaultView>, phase: Option<Phase>) -> NodeStatus {
             phase,
             since: at(0),
             failures: 0,
+            proposal: None,
             drain: None,
             another: None,
             awaits: "the recovery of its faults, or a release by hand".into(),

@@ -4,11 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use analysis::RulesText;
 use analysis::ledger::Ledger;
 use connector::Forwarding;
 use fleet::view::FleetView;
 use futures::future::BoxFuture;
 use model::status::SessionChange;
+use notices::Record;
 use runtime::logging::chain;
 use store::{EventStore, StoreError};
 use tokio::sync::watch;
@@ -44,8 +46,12 @@ pub struct ControllerPart {
     pub why_not: WhyNotSource,
     /// Finds the GPUs of pods that kubelets report as unhealthy.
     pub unhealthy_gpus: UnhealthyGpuSource,
+    /// Rules of the analysis; `None` where it is switched off.
+    pub rules: Option<watch::Receiver<Arc<RulesText>>>,
     /// Ledger of GPUs.
     pub ledger: watch::Receiver<Ledger>,
+    /// Announced maintenances; `None` where notices are not read.
+    pub maintenances: Option<watch::Receiver<Arc<[Record]>>>,
     pub store: Arc<dyn EventStore>,
     /// Delivery to another service, if configured.
     pub forwarding: Option<Forwarding>,

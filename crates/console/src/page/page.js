@@ -2,7 +2,7 @@
 // Shows a warning when the data is old.
 
 import { age, clock, plural, setClock } from "./dom.js";
-import { noStory, showStatus, showStory, storyFailed } from "./view.js";
+import { noStory, showIncidents, showStatus, showStory, storyFailed } from "./view.js";
 
 // All times are in milliseconds.
 const LONGEST_WAIT = 8000; // for a response
@@ -52,12 +52,14 @@ async function ask() {
   asking = true;
   askedAt = Date.now();
   try {
-    status = await get("/api/v1/status");
+    const [now, incidents] = await Promise.all([get("/api/v1/status"), get("/api/v1/incidents")]);
+    status = now;
     setClock(status.now);
     answeredAt = Date.now();
     failure = "";
     const node = selected();
     showStatus(status, node);
+    showIncidents(incidents);
     try {
       if (node === null) {
         noStory();

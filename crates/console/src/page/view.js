@@ -196,6 +196,40 @@ function more(count, what, command) {
     : null;
 }
 
+export function showIncidents({ incidents }) {
+  const several = incidents.filter((incident) => incident.nodes.length > 1);
+  document.getElementById("incidents-section").hidden = several.length === 0;
+  show("incidents", several, () => incidentTable(several));
+}
+
+function incidentTable(all) {
+  const rows = all.slice(0, MOST_ROWS).map(({ id, since, primaryNode, primary, nodes }) => {
+    const faults = nodes.flatMap((node) => node.faults);
+    const explained = faults.filter((fault) => fault.explainedBy).length;
+    const proposals = nodes.filter((node) => node.proposal).length;
+    return {
+      cells: [
+        el("code", {}, id),
+        [
+          el("strong", {}, `${primary.check} ${primary.code} on ${primary.subject}`),
+          el("div", {}, "on ", nodeLink(primaryNode)),
+        ],
+        [
+          `${faults.length} faults on ${nodes.length} nodes`,
+          explained > 0 && el("div", { class: "muted" }, `${explained} explained by another fault`),
+          proposals > 0 && el("div", {}, `${plural(proposals, "node awaits", "nodes await")} an approval: `,
+            el("code", {}, `gpuwarden approve ${id}`)),
+        ].filter(Boolean),
+        ago(since),
+      ],
+    };
+  });
+  return [
+    table("Incidents", [["Incident", "fit"], ["Cause", "where"], ["What belongs to it"], ["Seen", "fit"]], rows),
+    more(all.length - rows.length, "incidents", "gpuwarden incidents"),
+  ];
+}
+
 function faults(status) {
   const of = (list) => status.fleet.nodes.flatMap((node) => list(node).map((fault) => [node.name, fault]));
   const open = of((node) => node.faults);
@@ -230,8 +264,10 @@ function faultTable(status, title, what, all) {
           el("div", { class: xid ? undefined : "muted" },
             xid ? xid.meaning : "The catalogue has no row for this code."),
           el("div", {}, el("span", { class: "muted" }, "Recommended: "), action(fault.recommendedAction)),
+          fault.explainedBy && el("div", {}, "Explained by ", fault.explainedBy.fault, " of ",
+            nodeLink(fault.explainedBy.node)),
           el("span", { class: "raw" }, fault.message),
-        ],
+        ].filter(Boolean),
         [
           el("div", {}, "first ", ago(fault.firstSeen)),
           fault.count > 1 && el("div", {}, "last ", ago(fault.lastSeen)),

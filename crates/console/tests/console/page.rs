@@ -14,6 +14,7 @@ use fleet::view::{BrakeView, ClusterView, FaultView, FleetView, LimitView};
 use gpuwarden_console::api::{LeadershipView, Role};
 use jiff::{SignedDuration, Timestamp};
 use model::journal::{EntryKind, JournalEntry};
+use model::proposal::Proposal;
 use runtime::sources::SourceState;
 use serde_json::json;
 use store::Journal as _;
@@ -54,10 +55,15 @@ async fn two_nodes(server: &Server) {
             ago(95),
         )
     };
-    let mut hostile = xid(HOSTILE_NODE, "<i>31</i>", HOSTILE, ago(20));
+    let in_rack = |mut event: HealthEvent| {
+        let rack = "topology.kubernetes.io/rack".to_owned();
+        event.metadata.insert(rack, "r1".to_owned());
+        event
+    };
+    let mut hostile = in_rack(xid(HOSTILE_NODE, "<i>31</i>", HOSTILE, ago(40)));
     hostile.is_fatal = false;
     let repeats = (0..12).map(|n| xid("gpu-a-01", "79", MESSAGE, ago(60 - n)));
-    let events = [xid("gpu-a-01", "79", MESSAGE, ago(90)), ecc]
+    let events = [in_rack(xid("gpu-a-01", "79", MESSAGE, ago(90))), ecc]
         .into_iter()
         .chain(repeats);
     server.take(events.chain([hostile]).collect()).await;
@@ -118,6 +124,12 @@ async fn two_nodes(server: &Server) {
             code: "13".into(),
             ..node.faults[0].clone()
         }];
+        let quarantined = view.nodes.last_mut().unwrap();
+        quarantined.session.as_mut().unwrap().proposal = Some(Proposal {
+            since: now,
+            actions: ["RESTART_BM".to_owned()].into(),
+            approved: None,
+        });
         view.cluster = Some(ClusterView {
             server: "https://10.0.0.1:6443".into(),
             connected: true,
@@ -187,6 +199,9 @@ async fn the_page_shows_the_state_and_hostile_text_as_text() {
         "The circuit breaker is TRIPPED",
         "New quarantines are paused by alice",
         "1 node held back from quarantine",
+        "SysLogsXIDError 48 on PCI 0000:b3:00",
+        "4 faults on 2 nodes",
+        "1 node awaits an approval: gpuwarden approve",
         "to go on: kubectl patch",
         "quarantined",
         "cordoned",

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use analysis::RulesText;
 use analysis::ledger::Ledger;
 use bytes::Bytes;
 use contract::{Entity, HealthEvent, RecommendedAction, json, keys};
@@ -132,6 +133,10 @@ impl Server {
         let kernel_log = sources.add("kernel-log", "/dev/kmsg", now);
         kernel_log.update(now, |status| status.state = SourceState::Following);
         let ledger = watch::Sender::new(Ledger::default());
+        let rules = watch::Sender::new(Arc::new(RulesText {
+            source: "rules.toml".into(),
+            text: "# none\n".into(),
+        }));
         let metrics = Metrics::default();
         let devices = DeviceApi::new(&metrics, Timestamp::now);
         let console = Console {
@@ -147,7 +152,9 @@ impl Server {
                     Box::pin(async move { Some(why) })
                 }),
                 unhealthy_gpus: Arc::new(|_| Box::pin(async { Vec::new() })),
+                rules: Some(rules.subscribe()),
                 ledger: ledger.subscribe(),
+                maintenances: None,
                 store: Arc::clone(&store) as Arc<dyn EventStore>,
                 forwarding: None,
             }),
@@ -242,6 +249,7 @@ impl Server {
                     phase: Phase::Quarantined,
                     since: Timestamp::now(),
                     failures: 0,
+                    proposal: None,
                     drain: None,
                     another: None,
                     awaits: "the recovery of its faults, or a release by hand".into(),

@@ -80,11 +80,18 @@ pub const ANALYZER_AGENT: &str = "health-events-analyzer";
 pub const CHECK_REPAIR_NOT_WORKING: &str = "RepairNotWorking";
 /// Check of the healthy events by which gpuwarden records that a repair has succeeded.
 pub const CHECK_REPAIRED: &str = "NodeRepaired";
+/// Check of a cloud's maintenance, the same as NVSentinel's.
+pub const CHECK_CSP_MAINTENANCE: &str = "CSPMaintenance";
+
+/// Code of gpuwarden's event about a node that has failed its validation.
+pub const CODE_VALIDATION_FAILED: &str = "VALIDATION_FAILED";
 
 /// Component class of GPUs.
 pub const COMPONENT_GPU: &str = "GPU";
 /// Component class of network cards.
 pub const COMPONENT_NIC: &str = "NIC";
+/// Component class of a cloud's maintenance.
+pub const COMPONENT_CSP: &str = "CSP";
 
 /// Entity type: PCI address of a GPU without function, `0000:b3:00`.
 pub const ENTITY_PCI: &str = "PCI";
@@ -120,6 +127,14 @@ pub const META_ACCEPTED_AT: &str = "gpuwarden.dev/accepted-at";
 /// gRPC metadata of a request from a node to the controller: sending time by the node's clock
 /// (RFC 3339). Together with [`META_ACCEPTED_AT`] it gives the age of an event.
 pub const HEADER_SENT_AT: &str = "gpuwarden-sent-at";
+/// Metadata of [`CHECK_CSP_MAINTENANCE`]: scheduled begin (RFC 3339).
+pub const META_MAINTENANCE_START: &str = "maintenance_start";
+/// Metadata of [`CHECK_CSP_MAINTENANCE`]: scheduled end (RFC 3339).
+pub const META_MAINTENANCE_END: &str = "maintenance_end";
+/// Metadata of [`CHECK_CSP_MAINTENANCE`]: `reboot`, `migration`, `replacement` or `stop`.
+pub const META_MAINTENANCE_KIND: &str = "maintenance_kind";
+/// Metadata of [`CHECK_CSP_MAINTENANCE`]: id of the record.
+pub const META_MAINTENANCE_ID: &str = "maintenance_id";
 /// Metadata: boot id of the kernel that printed the line.
 pub const META_BOOT_ID: &str = "gpuwarden.dev/boot-id";
 /// Metadata: sequence number of the kernel log record.
@@ -175,6 +190,8 @@ pub const META_CANCELLED_BY: &str = "nvsentinel.nvidia.com/cancel-source-error-c
 pub const META_MEANING: &str = "gpuwarden.dev/meaning";
 /// Metadata: basis of the verdict, if it is not simply the catalogue's row of the code.
 pub const META_VERDICT: &str = "gpuwarden.dev/verdict";
+/// Metadata: XID that the driver names as the cause of this one (`caused by previous Xid 149`).
+pub const META_CAUSED_BY_XID: &str = "gpuwarden.dev/caused-by-xid";
 /// Metadata: driver's dump of its requests to the GPU's system processor (GSP).
 pub const META_RPC_HISTORY: &str = "gpuwarden.dev/rpc-history";
 /// Metadata: number of the affected GPU instance, on a GPU in MIG mode.

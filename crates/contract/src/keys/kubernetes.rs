@@ -84,6 +84,8 @@ pub const RELEASE: &str = "gpuwarden.dev/release";
 /// Annotation of gpuwarden: a person's temporary hold on the node's next drain or remediation,
 /// as JSON.
 pub const VETO: &str = "gpuwarden.dev/veto";
+/// Annotation of gpuwarden: a person's approval of what the session on the node proposes, as JSON.
+pub const APPROVE: &str = "gpuwarden.dev/approve";
 
 /// Kubernetes' label for objects managed by a program; [`MANAGED_BY`] is the value for
 /// gpuwarden's.
@@ -140,6 +142,17 @@ pub const HANDED_OVER: &str = "gpuwarden.dev/handed-over";
 /// values, as JSON.
 pub const RESET_STOPPED: &str = "gpuwarden.dev/gpu-reset";
 
+/// Label of NVSentinel's labeler: major version of the DCGM on the node, such as `4.x`.
+pub const DCGM_VERSION: &str = "nvsentinel.dgxc.nvidia.com/dcgm.version";
+/// Label of NVSentinel's labeler: `true` on a node with a driver of GPUs.
+pub const DRIVER_INSTALLED: &str = "nvsentinel.dgxc.nvidia.com/driver.installed";
+/// Label of NVSentinel's labeler: `true` or `false`, whether the node runs Kata Containers.
+pub const KATA_ENABLED: &str = "nvsentinel.dgxc.nvidia.com/kata.enabled";
+/// Annotation of NVSentinel's labeler: `true` once the node had [`DCGM_VERSION`].
+pub const DCGM_BOOTSTRAPPED: &str = "nvsentinel.dgxc.nvidia.com/dcgm-bootstrap-completed";
+/// Label of Kata Containers on a node that runs them.
+pub const KATA_RUNTIME: &str = "katacontainers.io/kata-runtime";
+
 /// Driver of GPUs that are assigned by dynamic resource allocation.
 pub const GPU_DRIVER: &str = "gpu.nvidia.com";
 /// Driver of `ComputeDomain`s, whose pods on several machines share the memory of their GPUs,
@@ -163,6 +176,8 @@ pub const CONDITION_GPU_HEALTHY: &str = "GPUHealthy";
 pub const CONDITION_DRAIN_IN_PROGRESS: &str = "DrainInProgress";
 /// Condition of Kubernetes (KEP-5683): all pods that must leave the node have left. Likewise.
 pub const CONDITION_DRAINED: &str = "Drained";
+/// Condition that AKS sets while an event of the node's virtual machine is scheduled.
+pub const CONDITION_VM_EVENT: &str = "VMEventScheduled";
 /// Reason that identifies gpuwarden as the author of these two conditions.
 pub const REASON_DRAIN: &str = "GpuwardenDrain";
 /// Suffix after the name of a check: reason of its node condition and its Events while it has
@@ -199,7 +214,23 @@ pub const DROPPED_AT: &str = "gpuwarden.dev/dropped-at";
 pub const CONFIG_MAP: &str = "gpuwarden";
 /// Key in [`CONFIG_MAP`]: a pause of new quarantines, as JSON.
 pub const PAUSE: &str = "pause";
+/// Key in [`CONFIG_MAP`]: marks of GPUs that a controller with another store takes over, as JSON.
+pub const GPU_MARKS: &str = "gpu-marks";
 /// Default namespace of the product.
 pub const NAMESPACE: &str = "gpuwarden";
 /// Label selector of GPU nodes, as the GPU operator labels them.
 pub const GPU_NODE_LABEL: &str = "nvidia.com/gpu.present=true";
+/// Labels of the rack of a node: the usual one, and Topograph's of the first switch.
+pub const RACK_LABELS: [&str; 2] = [
+    "topology.kubernetes.io/rack",
+    "network.topology.nvidia.com/leaf",
+];
+/// Labels of the NVLink domain of a node: the GPU Operator's, and Topograph's.
+pub const NVLINK_DOMAIN_LABELS: [&str; 2] = [
+    "nvidia.com/gpu.clique",
+    "network.topology.nvidia.com/accelerator",
+];
+/// Topograph's label of the switches above those of the racks.
+pub const SPINE_LABEL: &str = "network.topology.nvidia.com/spine";
+/// Label of the zone of a node.
+pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";

@@ -26,6 +26,8 @@ fn fault(check: &str, code: &str, edit: fn(&mut FaultView)) -> FaultView {
         count: 1,
         event_id: "e".to_owned(),
         reported_by: None,
+        explained_by: None,
+        incident: String::new(),
     };
     edit(&mut fault);
     fault

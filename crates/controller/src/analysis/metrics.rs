@@ -63,6 +63,31 @@ runtime::metrics! {
     }
 }
 
+runtime::metrics! {
+    /// Counts readings of the rules.
+    pub(super) struct RulesMetrics {
+        /// Rules of the analysis read after the start: `loaded`, `rejected`, `missing`.
+        results: Family<Labels<1>, Counter> = "gpuwarden_analysis_rules_reload" {result},
+    }
+}
+
+// === impl RulesMetrics ===
+
+impl RulesMetrics {
+    pub(super) fn new(metrics: &Metrics) -> Self {
+        let own = Self::registered(metrics);
+        // Created at the start, so that an alert on the first rejection sees an increase from 0.
+        for result in ["loaded", "rejected", "missing"] {
+            drop(own.results.get_or_create(&[("result", result)]));
+        }
+        own
+    }
+
+    pub(super) fn read(&self, result: &'static str) {
+        self.results.get_or_create(&[("result", result)]).inc();
+    }
+}
+
 // === impl AnalysisMetrics ===
 
 impl AnalysisMetrics {
@@ -112,13 +137,15 @@ impl AnalysisMetrics {
         }
     }
 
-    /// Sets the sizes of the state. `backlog` is `None` where the store cannot count it.
-    pub(super) fn state(&self, groups: usize, refused: u64, backlog: Option<u64>) {
+    /// Sets the sizes of the state.
+    pub(super) fn state(&self, groups: usize, refused: u64) {
         self.groups.set(i64::try_from(groups).unwrap_or(i64::MAX));
         self.refused.set(i64::try_from(refused).unwrap_or(i64::MAX));
-        if let Some(backlog) = backlog {
-            self.backlog.set(i64::try_from(backlog).unwrap_or(i64::MAX));
-        }
+    }
+
+    /// Sets the number of stored events that are not read yet.
+    pub(super) fn backlog(&self, events: u64) {
+        self.backlog.set(i64::try_from(events).unwrap_or(i64::MAX));
     }
 
     /// Sets the number of open conclusions of each rule.

@@ -19,6 +19,7 @@ struct Bench {
     cancel: CancellationToken,
     _directory: tempfile::TempDir,
     rules: watch::Sender<Arc<Vec<Rule>>>,
+    analysed: watch::Sender<Position>,
 }
 
 impl Bench {
@@ -41,6 +42,7 @@ impl Bench {
             cancel: CancellationToken::new(),
             _directory: directory,
             rules: watch::Sender::new(Arc::new(rules.collect())),
+            analysed: watch::Sender::default(),
         }
     }
 
@@ -52,6 +54,7 @@ impl Bench {
             rules: self.rules.subscribe(),
             nodes: None,
             clock: Timestamp::now,
+            analysed: self.analysed.clone(),
         };
         let analysis = Analysis::new(config, &Metrics::default());
         tokio::spawn(analysis.run(self.cancel.clone()))
@@ -106,6 +109,23 @@ fn xid(minutes: i64) -> HealthEvent {
         node_name: "n1".into(),
         ..HealthEvent::default()
     }
+}
+
+#[tokio::test]
+async fn how_far_it_has_read_is_said_once_what_follows_is_stored() {
+    let mut bench = Bench::new();
+    let mut analysed = bench.analysed.subscribe();
+    let task = bench.start();
+    bench.report(xid(20)).await;
+    let id = bench.report(xid(5)).await;
+    let stored = || bench.store.events(EventQuery::default());
+    let events = stored().await.unwrap();
+    let last = events.iter().find(|one| one.id == id).unwrap().seq;
+    analysed.wait_for(|upto| *upto >= last).await.unwrap();
+    let events = stored().await.unwrap();
+    assert!(events.iter().any(|one| one.event.check_name == RULE));
+    bench.stop(task).await;
+    bench.store.close().await;
 }
 
 #[tokio::test]

@@ -7,6 +7,8 @@ use store::{EventLog as _, EventQuery, Prune, Upkeep as _};
 
 use super::*;
 
+mod marks;
+
 /// A store in a directory, and a connector in front of it.
 struct Bench {
     directory: tempfile::TempDir,
@@ -31,17 +33,13 @@ impl Bench {
         Connector::new(store, AcceptNodes::Any, &Metrics::default(), Timestamp::now)
     }
 
-    fn start(&self) -> Running {
+    fn keeper(&self) -> LedgerKeeper {
         let store: Arc<dyn EventStore> = Arc::clone(&self.store) as _;
-        let metrics = Metrics::default();
-        let keeper = LedgerKeeper::new(store, self.connector(), Timestamp::now, &metrics);
-        let (ledger, cancel) = (keeper.ledger(), CancellationToken::new());
-        let task = tokio::spawn(keeper.run(cancel.clone()));
-        Running {
-            ledger,
-            cancel,
-            task,
-        }
+        LedgerKeeper::new(store, self.connector(), Timestamp::now, &Metrics::default())
+    }
+
+    fn start(&self) -> Running {
+        Running::of(self.keeper(), CancellationToken::new())
     }
 
     async fn report(&self, event: HealthEvent) {
@@ -74,6 +72,16 @@ impl Bench {
 }
 
 impl Running {
+    fn of(keeper: LedgerKeeper, cancel: CancellationToken) -> Self {
+        let ledger = keeper.ledger();
+        let task = tokio::spawn(keeper.run(cancel.clone()));
+        Self {
+            ledger,
+            cancel,
+            task,
+        }
+    }
+
     async fn until(&mut self, is: impl FnMut(&Ledger) -> bool) {
         let reached = self.ledger.wait_for(is);
         drop(

@@ -51,7 +51,7 @@ impl Quarantine {
                 message,
             } => {
                 if self.events {
-                    let why = Reason::of_node(&node, None, "report of the drain");
+                    let why = Reason::of_node(&node, None, "Event of a node");
                     self.request(why, |client| {
                         event::emit(client, node, since, reason, message)
                     });

@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use analysis::NodePlaces;
 use fleet::{Fleet, FleetInput};
 use jiff::Timestamp;
+use model::position::Position;
 use runtime::backoff::Backoff;
 use runtime::logging::chain;
 use store::{EventStore, StoreError};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::metrics::QuarantineMetrics;
@@ -34,6 +37,10 @@ pub(super) struct Feed {
     undecided: BTreeMap<String, (Instant, u32)>,
     failure: Option<Failure>,
     missed: Missed,
+    /// Places of nodes that the rules of the analysis name.
+    places: NodePlaces,
+    /// Position up to which the analysis has read the feed; `None` where nothing depends on it.
+    analysed: Option<watch::Receiver<Position>>,
 }
 
 /// A failure to read the feed, until a read succeeds.
@@ -52,6 +59,7 @@ impl Feed {
         store: Arc<dyn EventStore>,
         clock: fn() -> Timestamp,
         metrics: QuarantineMetrics,
+        analysed: Option<watch::Receiver<Position>>,
     ) -> Self {
         Self {
             store,
@@ -60,15 +68,44 @@ impl Feed {
             undecided: BTreeMap::new(),
             failure: None,
             missed: Missed::default(),
+            places: NodePlaces::default(),
+            analysed,
         }
     }
 
-    /// Reads all events that are in the feed now.
+    /// Takes over places of nodes. Open faults that have none get them at once.
+    pub(super) fn set_places(&mut self, places: NodePlaces, fleet: &mut Fleet) {
+        self.places = places;
+        let nodes: Vec<String> = fleet.book().nodes().map(str::to_owned).collect();
+        for node in nodes {
+            let labels = self.places.labels_of(&node);
+            fleet.handle(FleetInput::Located { node, labels }, (self.clock)());
+        }
+    }
+
+    /// Reads all events that are in the feed now: among them are all conclusions of the analysis
+    /// from what it has read.
     pub(super) async fn catch_up(&mut self, fleet: &mut Fleet) {
+        let analysed = self.analysed.as_mut();
+        let analysed = analysed.map(|upto| *upto.borrow_and_update());
         let until = *self.store.latest().borrow();
         while self.read_page(fleet).await && fleet.book().applied() < until {}
         if self.failure.is_none() {
             fleet.handle(FleetInput::CaughtUp, (self.clock)());
+            if let Some(upto) = analysed {
+                fleet.handle(FleetInput::Analysed(upto), (self.clock)());
+            }
+        }
+    }
+
+    /// Waits until the analysis has read more; for ever where nothing depends on it.
+    pub(super) async fn analysed(&mut self) {
+        let changed = match &mut self.analysed {
+            Some(upto) => upto.changed().await.is_ok(),
+            None => false,
+        };
+        if !changed {
+            std::future::pending::<()>().await;
         }
     }
 
@@ -87,8 +124,9 @@ impl Feed {
             tracing::info!("the event feed is read again");
         }
         let none = page.is_empty();
-        for record in page {
+        for mut record in page {
             self.metrics.received.inc();
+            self.places.locate(&mut record.event);
             let node = record.event.node_name.clone();
             let changes = fleet.record(&record, (self.clock)());
             tracing::debug!(event.id = record.id, node, ?changes, "event recorded");

@@ -173,9 +173,9 @@ pub struct RowError {
 
 /// A data file with its text.
 #[derive(Clone, Copy)]
-pub(super) struct Table {
-    pub(super) file: &'static str,
-    pub(super) text: &'static str,
+pub(crate) struct Table {
+    pub(crate) file: &'static str,
+    pub(crate) text: &'static str,
 }
 
 pub(super) const XID: Table = Table {
@@ -243,7 +243,7 @@ impl std::fmt::Display for Bits {
 
 impl Table {
     /// Parses all rows with `read`, which reports an error of one row.
-    pub(super) fn rows<T, const N: usize>(
+    pub(crate) fn rows<T, const N: usize>(
         self,
         read: impl Fn([&'static str; N]) -> Result<T, String>,
     ) -> impl Iterator<Item = Result<T, RowError>> {
@@ -408,7 +408,7 @@ pub(crate) fn hex(word: &str) -> Option<u32> {
     u32::from_str_radix(digits, 16).ok()
 }
 
-pub(super) fn number(text: &str) -> Result<u32, String> {
+pub(crate) fn number(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "code is not a number".to_owned())
 }
 

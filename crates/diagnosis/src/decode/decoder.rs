@@ -25,6 +25,7 @@ use super::{
 };
 use crate::catalog::{Catalog, Filter, LineVerdict, Text};
 use crate::subject::normalise_pci;
+use crate::sympathy::named_cause;
 
 /// Time after an XID about a GPU's fall off the bus during which a "fallen off the bus" line of
 /// that GPU adds nothing, and time within which a message about a fall has all its lines.
@@ -280,6 +281,7 @@ impl KernelLogDecoder {
         finding.pid = xid.pid;
         finding.process = xid.process.map(str::to_owned);
         finding.parts = parts(xid);
+        finding.caused_by = named_cause(xid.message).filter(|cause| *cause != xid.code);
         if let Some(code) = finding.code() {
             let cancelled = self.catalog.cancelled_by(&code).iter();
             finding.cancels.extend(cancelled.map(|code| Cancelled {
@@ -438,6 +440,7 @@ impl KernelLogDecoder {
             strategy: ProcessingStrategy::ExecuteRemediation,
             cancels: Vec::new(),
             chassis_serial: chassis.map(str::to_owned),
+            caused_by: None,
             dump: None,
             lines: None,
         }

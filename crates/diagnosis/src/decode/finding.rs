@@ -41,6 +41,8 @@ pub struct Finding {
     pub cancels: Vec<Cancelled>,
     /// Serial number of the chassis, if the machine is described.
     pub chassis_serial: Option<String>,
+    /// XID that the driver names as the cause of this one.
+    pub caused_by: Option<u32>,
     /// Dump of requests to the GPU that the driver has printed since the previous XID.
     pub dump: Option<String>,
     /// Lines of the finding, if other than the record: some of its lines, or also lines of
@@ -194,6 +196,10 @@ impl Finding {
             self.basis.as_ref().map(ToString::to_string),
         );
         add(keys::META_RPC_HISTORY, self.dump.clone());
+        add(
+            keys::META_CAUSED_BY_XID,
+            self.caused_by.map(|code| code.to_string()),
+        );
         if let Some(mig) = self.mig {
             add(keys::META_GPU_INSTANCE, Some(mig.gpu_instance.to_string()));
             add(

@@ -19,6 +19,8 @@ fn gpu_label() -> NodeLabel {
 /// A cluster for tables: nodes `n0`, `n1`, ... with labels, some of them out.
 struct Cluster {
     nodes: Vec<(String, BTreeMap<String, String>, Option<OutOfService>)>,
+    /// Nodes that a person has cordoned.
+    cordoned: BTreeSet<usize>,
     recent: BTreeMap<String, Timestamp>,
     reset_at: Option<Timestamp>,
     stop: Option<Hold>,
@@ -33,6 +35,7 @@ impl Cluster {
                     (format!("n{n}"), labels, None)
                 })
                 .collect(),
+            cordoned: BTreeSet::new(),
             recent: BTreeMap::new(),
             reset_at: None,
             stop: None,
@@ -78,10 +81,12 @@ impl Cluster {
             members: self
                 .nodes
                 .iter()
-                .map(|(name, labels, out)| Member {
+                .enumerate()
+                .map(|(n, (name, labels, out))| Member {
                     name,
                     labels,
                     out: *out,
+                    cordoned: self.cordoned.contains(&n),
                 })
                 .collect(),
             recent: &self.recent,
@@ -110,9 +115,17 @@ fn all(nodes: impl IntoIterator<Item = usize>) -> Vec<Candidate> {
 }
 
 fn budget(max: Amount, per: Option<&str>) -> Brake {
+    limited(Limit::Max(max), per)
+}
+
+fn keep(keep: Amount, per: Option<&str>) -> Brake {
+    limited(Limit::Keep(keep), per)
+}
+
+fn limited(limit: Limit, per: Option<&str>) -> Brake {
     Brake {
         budgets: vec![Budget {
-            max,
+            limit,
             per: per.map(str::to_owned),
         }],
         window: None,
@@ -235,13 +248,95 @@ fn each_domain_has_its_own_budget_and_a_full_one_blocks_no_other() {
     // All budgets hold: the cluster's and the rack's.
     let mut both = budget(Amount::Percent(50), Some("rack"));
     both.budgets.push(Budget {
-        max: Amount::Nodes(3),
+        limit: Limit::Max(Amount::Nodes(3)),
         per: None,
     });
     let plan = cluster.plan(Some(&both), all([1, 2, 4, 5, 6]));
     assert_eq!(plan.start, ["n1", "n4"]);
     assert!(matches!(&plan.held["n5"], Hold::Budget { budget, .. } if budget.per.is_none()));
     assert!(matches!(&plan.held["n2"], Hold::Budget { budget, .. } if budget.per.is_some()));
+}
+
+#[test]
+fn of_each_rack_as_many_nodes_stay_as_the_budget_keeps() {
+    let cluster = Cluster::gpus(36)
+        .label(0..18, "rack", "a")
+        .label(18..36, "rack", "b")
+        .out([17], 5);
+    let brake = keep(Amount::Nodes(16), Some("rack"));
+    let plan = cluster.plan(Some(&brake), all([0, 1, 18, 19, 20]));
+    assert_eq!(plan.start, ["n0", "n18", "n19"]);
+    let hold = &plan.held["n1"];
+    assert_eq!(
+        hold.to_string(),
+        "16 of 18 nodes with rack=a must stay in service (out: n17, n0)"
+    );
+    let awaits = hold.awaits();
+    for part in ["`gpuwarden explain n17`", "a lower `keep`"] {
+        assert!(awaits.contains(part), "{awaits}");
+    }
+    assert_eq!(plan.limits[0].limit, "keep 16 per rack");
+    assert!((plan.limits[0].utilization() - 1.0).abs() < f64::EPSILON);
+    // A share is rounded up: 17 of 18 nodes.
+    let plan = cluster.plan(
+        Some(&keep(Amount::Percent(90), Some("rack"))),
+        all([0, 18, 19]),
+    );
+    assert_eq!(plan.start, ["n18"]);
+    assert_eq!(
+        plan.held["n19"].to_string(),
+        "17 (90%) of 18 nodes with rack=b must stay in service (out: n18)"
+    );
+    // Without a label it is of the whole cluster.
+    let plan = cluster.plan(Some(&keep(Amount::Nodes(34), None)), all([0, 18]));
+    assert_eq!(plan.start, ["n0"]);
+}
+
+#[test]
+fn a_rack_with_fewer_nodes_than_are_kept_lets_none_go() {
+    let cluster = Cluster::gpus(6).label(0..3, "rack", "a");
+    let brake = keep(Amount::Nodes(4), Some("rack"));
+    let plan = cluster.plan(Some(&brake), all([0]));
+    let hold = &plan.held["n0"];
+    assert_eq!(
+        hold.to_string(),
+        "4 nodes with rack=a must stay in service, and there are only 3"
+    );
+    assert!(!hold.awaits().contains("explain"), "{}", hold.awaits());
+    // With exactly as many none can go either.
+    let plan = cluster.plan(Some(&keep(Amount::Nodes(3), Some("rack"))), all([0, 1]));
+    assert_eq!((plan.start.len(), plan.held.len()), (0, 2));
+    let text = plan.held["n0"].to_string();
+    assert_eq!(text, "3 of 3 nodes with rack=a must stay in service");
+}
+
+#[test]
+fn nodes_of_no_rack_and_nodes_without_gpus_are_not_kept() {
+    let cluster = Cluster::gpus(8)
+        .label(0..6, "rack", "a")
+        .label(6..7, "rack", "")
+        .cpu([4, 5]);
+    let brake = keep(Amount::Nodes(4), Some("rack"));
+    let plan = cluster.plan(Some(&brake), all([0, 4, 5, 6, 7]));
+    assert_eq!(plan.start, ["n4", "n5", "n6", "n7"]);
+    assert_eq!((plan.held.len(), plan.limits.len()), (1, 0));
+}
+
+#[test]
+fn a_node_that_a_person_cordoned_is_none_of_those_in_service() {
+    let mut cluster = Cluster::gpus(4).label(0..4, "rack", "a");
+    cluster.cordoned.insert(3);
+    let brake = keep(Amount::Nodes(3), Some("rack"));
+    // The cordoned node may go: as many as before stay.
+    let plan = cluster.plan(Some(&brake), all([0, 3]));
+    assert_eq!(plan.start, ["n3"]);
+    assert_eq!(
+        plan.held["n0"].to_string(),
+        "3 of 4 nodes with rack=a must stay in service (out: n3)"
+    );
+    // Other budgets count only what was taken out.
+    let plan = cluster.plan(Some(&budget(Amount::Nodes(1), None)), all([0]));
+    assert_eq!(plan.start, ["n0"]);
 }
 
 #[test]

@@ -39,6 +39,9 @@ pub struct DrainPlan {
     /// Veto that holds the drain back; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub veto: Option<String>,
+    /// Proposal that has the drain, and waits for an approval; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proposal: Option<String>,
     /// Kind of the custom resource that requests the drain from another program; absent if pods
     /// are evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -159,6 +162,7 @@ pub fn plan(
         since: begun,
         kept_by: drain.err(),
         veto: None,
+        proposal: None,
         custom_drain: None,
         budgets_unknown: None,
         leaving: leaving().count(),

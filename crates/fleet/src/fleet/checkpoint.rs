@@ -48,6 +48,8 @@ impl Fleet {
     pub fn restore(&mut self, mut saved: SavedState, now: Timestamp) {
         self.set_time(now);
         self.state.book = saved.book;
+        self.state.book.index();
+        self.state.restored = self.state.book.applied();
         self.state.begun = saved.begun;
         self.agenda.unsaved.nodes.extend(saved.unsaved);
         self.brake.recent = saved.recently_out;

@@ -148,6 +148,7 @@ impl<'a> Shown<'a> {
                     .is_some_and(|own| own.cordoned),
                 uncordon_releases: entry.machines(fleet).is_none(),
                 another: foreign.as_ref().map(|(_, another)| another.clone()),
+                proposal: own.and_then(|own| own.mark.proposal()).cloned(),
                 drain: (entry.stages.drain.eviction().cloned())
                     .filter(|_| foreign.is_none() && entry.ownership().is_some()),
             }),
@@ -222,7 +223,7 @@ impl<'a> Shown<'a> {
         }
         let awaits = entry.stages.awaits();
         if let Some(awaits) = awaits.filter(|_| entry.session.phase.is_out()) {
-            return awaits.to_owned();
+            return awaits;
         }
         entry.session.awaits(entry.view.is_some())
     }
@@ -282,6 +283,7 @@ impl<'a> Shown<'a> {
                 .map(unknown_policy),
         );
         notes.extend(entry.veto.note());
+        notes.extend(entry.stages.approval.notes());
         if mode == Mode::Observe && faults.iter().any(|fault| fault.event.is_fatal) {
             notes.push("observing only: nothing is done about it; --quarantine acts".to_owned());
         }

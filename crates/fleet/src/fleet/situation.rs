@@ -47,6 +47,8 @@ pub struct Situation<'a> {
     pub hold: Option<&'a Hold>,
     /// Time when the nodes held back by the circuit breaker were last dropped.
     pub dropped_at: Option<Timestamp>,
+    /// Time of the situation.
+    pub now: Timestamp,
 }
 
 impl Fleet {
@@ -72,6 +74,7 @@ impl Fleet {
             store_unanswered: entry.is_some_and(|entry| entry.claim.unanswered),
             hold: entry.and_then(|entry| entry.hold.as_ref()),
             dropped_at: self.state.switches.dropped_at,
+            now,
         }
     }
 

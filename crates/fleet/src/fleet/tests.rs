@@ -1,5 +1,6 @@
 //! Tests of the fleet as one object: inputs in, effects out.
 
+mod causes;
 mod handed_over;
 mod routes;
 mod shown;

@@ -1,5 +1,6 @@
 //! Closing of faults whose machine is gone: another machine has the node's name, or the cluster
-//! has been without the node for long; and of conclusions that a person has dismissed.
+//! has been without the node for long; of conclusions that a person has dismissed; and of faults
+//! whose cause has recovered.
 //!
 //! gpuwarden closes them by events of its own in the store, so that every later reader of the
 //! feed (a restart, `explain`, another consumer) arrives at the same fault book.
@@ -42,6 +43,28 @@ pub(super) fn close_dismissed_conclusions(look: &mut Look<'_>) -> bool {
         "{why}: {} conclusions of the analysis are closed",
         closing.len()
     );
+    look.in_stages(|_, _, requests| requests.append(closing, Purpose::Close, Some(text)));
+    false
+}
+
+/// Closes the faults that another one explained which has recovered since. Returns whether the
+/// node can be decided about; false while such a fault is still open.
+pub(super) fn close_explained_faults(look: &mut Look<'_>) -> bool {
+    if !look.state.acts() {
+        return true;
+    }
+    let faults = look.state.book.faults(look.name).iter();
+    let over = faults.filter_map(|fault| {
+        let cause = fault.cause.as_ref();
+        let cause = cause.filter(|cause| cause.recovered.is_some())?;
+        let why = format!("it was explained by {cause}, which has recovered");
+        Some((fault.gone(&why, look.state.now), why))
+    });
+    let (closing, why): (Vec<HealthEvent>, Vec<String>) = over.unzip();
+    let Some(why) = why.first() else {
+        return true;
+    };
+    let text = format!("faults closed: {}; the first because {why}", closing.len());
     look.in_stages(|_, _, requests| requests.append(closing, Purpose::Close, Some(text)));
     false
 }

@@ -7,6 +7,9 @@ use jiff::{SignedDuration, Timestamp};
 
 use model::time::later;
 
+/// Awaited while an attempt has no approval. The proposal says which one.
+pub(crate) const APPROVAL: &str = "a person's approval";
+
 /// State that the remediation of a node waits in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Awaiting {

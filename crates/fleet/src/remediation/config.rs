@@ -7,7 +7,7 @@ use std::sync::Arc;
 use contract::findings::{FileError, Findings, Format};
 use contract::{Entity, HealthEvent, RecommendedAction, names};
 use jiff::SignedDuration;
-use model::attempt::{DIAGNOSTICS_GROUP, REMEMBERED_HOURS, ResourceKind};
+use model::attempt::{DIAGNOSTICS_GROUP, REMEMBERED_HOURS, ResourceKind, VALIDATION_GROUP};
 use policy::template::{Template, Variables};
 use serde::Deserialize;
 use serde_json::Value;
@@ -65,6 +65,8 @@ pub struct Action {
     pub entity_scope: Option<String>,
     /// Timeout of the custom resource.
     pub timeout: SignedDuration,
+    /// True if the action waits for a person's approval.
+    pub approve: bool,
     /// Template of the custom resource.
     template: Arc<Template>,
 }
@@ -128,8 +130,10 @@ struct ActionFile {
     impacted_entity_scope: String,
     #[serde(default)]
     superseding_equivalence_groups: Vec<String>,
-    /// An additional key, not NVSentinel's.
+    /// Additional keys, not NVSentinel's.
     timeout_minutes: Option<i64>,
+    #[serde(default)]
+    approve: bool,
 }
 
 // === impl RemediationConfig ===
@@ -326,6 +330,11 @@ fn action(
             "it names its own group",
         );
     }
+    let own = [VALIDATION_GROUP, DIAGNOSTICS_GROUP].contains(&file.equivalence_group.as_str());
+    if file.approve && own {
+        let what = "it applies only to repairs, and this action is none; leave it out";
+        findings.at_key(&path("approve"), what);
+    }
     if findings.count() > before {
         return None;
     }
@@ -343,6 +352,7 @@ fn action(
         superseding: file.superseding_equivalence_groups,
         entity_scope: Some(file.impacted_entity_scope).filter(|scope| !scope.is_empty()),
         timeout: timeout.unwrap_or(TIMEOUT),
+        approve: file.approve,
         template: Arc::new(findings.check(&key, templates.read(&file.template_file_name))?),
     };
     let tried = try_out(&action);

@@ -20,6 +20,10 @@ const RETRY: (SignedDuration, SignedDuration) =
 pub(super) struct Need<'a> {
     pub(super) event: &'a HealthEvent,
     pub(super) first_seen: Timestamp,
+    /// True if the fault's route waits for a person's approval.
+    pub(super) asks_approval: bool,
+    /// True while the drain for the fault has no approval.
+    pub(super) unapproved: bool,
     pub(super) action: String,
     /// Group of the action, without an entity.
     pub(super) group: String,
@@ -61,6 +65,8 @@ pub(super) fn needs<'a>(input: &RemediationInput<'a>) -> (Vec<Need<'a>>, BTreeSe
             needs.push(Need {
                 event,
                 first_seen: counted.first_seen,
+                asks_approval: counted.asks_approval,
+                unapproved: counted.unapproved,
                 action: name.to_string(),
                 group: action.group.clone(),
                 entity,

@@ -5,10 +5,12 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use model::attempt::{Attempt, RemediationMark};
 use model::attempt::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
+use model::proposal::{DRAIN, repair_action};
 
-use super::awaiting::{Awaiting, Blocker, Wait};
+use super::awaiting::{APPROVAL, Awaiting, Blocker, Wait};
 use super::need::{Need, NeedStep};
 use super::{RemediationConfig, RemediationInput, later};
+use crate::approval::Done;
 
 /// Most numbers of names tried to find the next free one.
 const MOST_NAMES: usize = 1000;
@@ -112,6 +114,15 @@ impl RemediationPlan<'_> {
         if let Some(hold) = self.input.blocker {
             return Ok(NextStep::Await(hold.awaiting(self.input.now)));
         }
+        let approvals = self.approvals_of(need, action, group);
+        let done = Done {
+            drain: self.input.drain_since,
+            attempts: &self.mark.attempts,
+        };
+        let has = |one: &String| done.has_approval(one, self.input.proposals);
+        if !approvals.iter().all(has) {
+            return Ok(NextStep::Await(Awaiting::Others(APPROVAL.to_owned())));
+        }
         let scoped = self.config.actions.get(action);
         if self.input.partial && scoped.is_some_and(|one| one.entity_scope.is_none()) {
             return Ok(NextStep::Whole);
@@ -125,6 +136,39 @@ impl RemediationPlan<'_> {
             Ok(attempt) => Ok(NextStep::Make(Box::new(attempt))),
             Err(why) => Err(PersonRequest { why, again: None }),
         }
+    }
+
+    /// Returns the actions of the next attempts that need a person's approval. While pods have to
+    /// leave first, only those whose drain needs it too.
+    pub(super) fn needs_approval(&self, needs: &[Need<'_>]) -> BTreeSet<String> {
+        let due = needs
+            .iter()
+            .filter(|need| need.unapproved || !self.input.drains);
+        let actions =
+            due.flat_map(
+                |need| match need.next_step(self.mark, self.config, self.input.now) {
+                    NeedStep::Attempt { action, group } => self.approvals_of(need, &action, &group),
+                    NeedStep::Wait(_) | NeedStep::Person(_) => Vec::new(),
+                },
+            );
+        actions.collect()
+    }
+
+    /// Returns the actions of an attempt for a need that a person has to approve: the attempt, and
+    /// the drain of the rest of the node where only the pods of single GPUs have left. A validation
+    /// needs none.
+    fn approvals_of(&self, need: &Need<'_>, name: &str, group: &str) -> Vec<String> {
+        let action = self.config.actions.get(name);
+        let asks = need.asks_approval || action.is_some_and(|action| action.approve);
+        if !asks || group == VALIDATION_GROUP || self.exhausted().is_some() {
+            return Vec::new();
+        }
+        if action.is_some_and(|action| action.entity_scope.is_some()) {
+            return vec![repair_action(name, &need.entity)];
+        }
+        let drain = (need.asks_approval && self.input.partial).then(|| DRAIN.to_owned());
+        let repair = repair_action(name, "");
+        drain.into_iter().chain([repair]).collect()
     }
 
     /// Returns why no further attempt is made, and until when, if there were too many recent
@@ -157,6 +201,8 @@ impl RemediationPlan<'_> {
         let need = Need {
             event: fault.event,
             first_seen: fault.first_seen,
+            asks_approval: false,
+            unapproved: false,
             action: name.to_owned(),
             group: DIAGNOSTICS_GROUP.to_owned(),
             entity: String::new(),

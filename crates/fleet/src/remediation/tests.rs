@@ -68,6 +68,7 @@ fn event(id: &str, action: i32, gpus: &[&str], first_seen: Timestamp) -> Counted
         accepted_at: first_seen,
         first_seen,
         route: None,
+        unapproved: false,
     }
 }
 
@@ -77,6 +78,7 @@ struct Node {
     mark: Option<RemediationMark>,
     seen: ResourceObservation,
     partial: bool,
+    proposals: Vec<Proposal>,
     now: Timestamp,
 }
 
@@ -87,6 +89,7 @@ impl Node {
             mark: None,
             seen: ResourceObservation::Unknown,
             partial: false,
+            proposals: Vec::new(),
             now: at(0),
         }
     }
@@ -97,6 +100,8 @@ impl Node {
                 event: &one.event,
                 first_seen: one.first_seen,
                 excluded_by: None,
+                asks_approval: false,
+                unapproved: false,
             })
             .collect();
         let decision = decide(&RemediationInput {
@@ -107,7 +112,10 @@ impl Node {
             searching: false,
             config: Some(&self.config),
             blocker: None,
+            drains: false,
+            drain_since: None,
             partial: self.partial,
+            proposals: &self.proposals,
             earlier: &[],
             now: self.now,
         });

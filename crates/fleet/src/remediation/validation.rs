@@ -19,8 +19,6 @@ use model::node::NodeView;
 use model::reporter::{Authority, OWN_AGENT, Reporter, is_own_word};
 use model::selector::LabelSelector;
 
-/// Error code of a failed validation.
-pub(crate) const FAILED: &str = "VALIDATION_FAILED";
 /// Longest quiet time that can be configured, in minutes.
 const MAX_QUIET: i64 = 24 * 60;
 
@@ -197,7 +195,7 @@ impl Validation {
     pub(crate) fn failed(self, node: &str, why: &str, now: Timestamp) -> HealthEvent {
         HealthEvent {
             is_fatal: true,
-            error_code: vec![FAILED.to_owned()],
+            error_code: vec![keys::CODE_VALIDATION_FAILED.to_owned()],
             message: format!("the node has failed its validation: {why}"),
             recommended_action: RecommendedAction::ContactSupport.into(),
             ..self.event(node, now)

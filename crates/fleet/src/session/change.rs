@@ -11,7 +11,9 @@ use model::ownership::{
     AppliedTaint, ByHand, CORDON_TIME, DrainMark, Ownership, SessionAnnotation, SessionMark,
     state_label,
 };
+use model::proposal::{ApprovalRequest, Proposal};
 use policy::assess::{CountedEvent, Desired, DrainProgress};
+use policy::{ProtectFrom, ProtectionMark};
 use serde_json::Value;
 
 use super::{Marks, Session};
@@ -33,6 +35,13 @@ pub(super) struct Draft<'a> {
     /// True to restore what others have undone.
     puts_back: bool,
     change: NodeChange,
+}
+
+/// Labels and annotations that a change adds to those of the session, with their values.
+#[derive(Default)]
+struct NewMarks {
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
 }
 
 /// Returns the change that takes the node out of service.
@@ -60,11 +69,12 @@ pub(super) fn quarantine(
     };
     let mut draft = Draft::new(node, &own, marks, now);
     draft.bring_in_line(desired, released_at);
-    // A release request applies to the session of its time, and to no later one.
+    // A release request or an approval applies to the session of its time, and to no later one.
     for mark in [
         keys::UNCORDONED_MANUALLY,
         keys::UNTAINTED_MANUALLY,
         keys::RELEASE,
+        keys::APPROVE,
     ] {
         draft.annotate(mark, None);
     }
@@ -110,7 +120,14 @@ impl<'a> Draft<'a> {
     pub(super) fn note_wait(mut self) -> NodeChange {
         let mark = &self.own.mark;
         let (gpus, remediation) = (mark.drain_gpus.clone(), mark.remediation.clone());
-        self.write_session(BTreeMap::new(), mark.drain, gpus, remediation);
+        let proposals = mark.proposals.clone();
+        self.write_session(
+            NewMarks::default(),
+            mark.drain,
+            gpus,
+            remediation,
+            proposals,
+        );
         self.change
     }
 
@@ -152,6 +169,7 @@ impl<'a> Draft<'a> {
             self.annotate(keys::RELEASED_AT, Some(released_at.to_string()));
         }
         let mut labels = BTreeMap::new();
+        let mut annotations = BTreeMap::new();
         // If only devices are out, the node's labels do not say that it is.
         let (was_out, is_out) = (self.own.takes_node_out(), desired.takes_node_out());
         // If more pods are to leave than before, the drain begins anew.
@@ -171,8 +189,18 @@ impl<'a> Draft<'a> {
         if is_out && (!was_out || self.own.mark.state() != state) {
             labels.insert(keys::STATE_LABEL.to_owned(), state.to_owned());
         }
+        if is_out && !was_out {
+            for mark in self.marks.protect_from.iter().map(|program| program.mark()) {
+                let (marks, key) = match mark {
+                    ProtectionMark::Label(key) => (&mut labels, key),
+                    ProtectionMark::Annotation(key) => (&mut annotations, key),
+                };
+                marks.insert(key.to_owned(), "true".to_owned());
+            }
+        }
         if was_out && !is_out {
-            self.restore_labels(|label| label == keys::STATE_LABEL);
+            self.restore_labels(|label| label == keys::STATE_LABEL || is_protection(label));
+            self.restore_annotations();
         }
         if desired.cordon && !self.own.cordoned {
             self.cordon(desired, &mut labels);
@@ -207,7 +235,20 @@ impl<'a> Draft<'a> {
             (_, Some(_)) => self.own.mark.drain_gpus.clone(),
             (_, None) => desired.drain_gpus.clone(),
         };
-        self.write_session(labels, drain, gpus, remediation);
+        // Taken in, so that it is not mistaken for the approval of another proposal.
+        if let Some(Ok(request)) = ApprovalRequest::read(self.node)
+            && let id = &self.own.session_id
+            && (desired.proposals.iter())
+                .any(|one| one.approved.is_some() && one.id(id) == request.proposal)
+        {
+            self.annotate(keys::APPROVE, None);
+        }
+        let proposals = desired.proposals.clone();
+        let marks = NewMarks {
+            labels,
+            annotations,
+        };
+        self.write_session(marks, drain, gpus, remediation, proposals);
     }
 
     /// Cordons the node, and adds the labels that describe the cordon.
@@ -246,7 +287,7 @@ impl<'a> Draft<'a> {
         }
         self.annotate(keys::QUARANTINE_IS_CORDONED, None);
         self.annotate(keys::QUARANTINE_CORDON_PRE_EXISTING, None);
-        self.restore_labels(|label| label != keys::STATE_LABEL);
+        self.restore_labels(|label| label != keys::STATE_LABEL && !is_protection(label));
     }
 
     /// Writes the labels that NVSentinel leaves on a node that it gives back.
@@ -351,25 +392,29 @@ impl<'a> Draft<'a> {
             keys::REMEDIATION_STATE,
             keys::SESSION,
             keys::RELEASE,
+            keys::APPROVE,
         ] {
             self.annotate(key, None);
         }
         self.remove_document();
         self.restore_labels(|_| true);
+        self.restore_annotations();
     }
 
-    /// Sets labels, and writes the session annotation, which records the values they replace.
+    /// Sets labels and annotations for other programs, and writes the session annotation, which
+    /// records the values that they replace.
     fn write_session(
         &mut self,
-        labels: BTreeMap<String, String>,
+        new: NewMarks,
         drain: Option<DrainMark>,
         drain_gpus: Vec<String>,
         remediation: Option<RemediationMark>,
+        proposals: Vec<Proposal>,
     ) {
         let (own, marks) = (self.own, self.marks);
         // A session of NVSentinel keeps its own form.
         let mut replaced = own.replaced_labels.clone();
-        for (label, value) in labels {
+        for (label, value) in new.labels {
             if let Some(replaced) = &mut replaced {
                 let before = || self.node.labels.get(&label).cloned();
                 replaced.entry(label.clone()).or_insert_with(before);
@@ -379,9 +424,15 @@ impl<'a> Draft<'a> {
         let Some(labels) = replaced else {
             return;
         };
+        let mut annotations = own.replaced_annotations.clone();
+        for (key, value) in new.annotations {
+            let before = || self.node.annotations.get(&key).cloned();
+            annotations.entry(key.clone()).or_insert_with(before);
+            self.annotate(&key, Some(value));
+        }
         let mut mark = own.mark.clone();
         (mark.drain, mark.drain_gpus) = (drain, drain_gpus);
-        mark.remediation = remediation;
+        (mark.remediation, mark.proposals) = (remediation, proposals);
         // The gpuwarden that keeps the session from here on signs it; see
         // `Ownership::kept_by_another`.
         if marks.store.is_some() && mark.by == marks.maker && mark.store != marks.store {
@@ -392,6 +443,7 @@ impl<'a> Draft<'a> {
             since: own.since.unwrap_or(self.now),
             mark,
             labels,
+            annotations,
         };
         if let Ok(text) = serde_json::to_string(&annotation) {
             self.annotate(keys::SESSION, Some(text));
@@ -416,6 +468,20 @@ impl<'a> Draft<'a> {
             }
         }
     }
+
+    /// Restores the annotations for other programs to their former values.
+    fn restore_annotations(&mut self) {
+        let own = self.own;
+        for (key, before) in &own.replaced_annotations {
+            self.annotate(key, before.clone());
+        }
+    }
+}
+
+/// Returns true if the label tells another program to leave the node alone.
+fn is_protection(label: &str) -> bool {
+    let mut marks = ProtectFrom::ALL.into_iter().map(ProtectFrom::mark);
+    marks.any(|mark| matches!(mark, ProtectionMark::Label(key) if key == label))
 }
 
 /// Returns the events annotation: gravest first, bounded.

@@ -95,6 +95,7 @@ mod tests {
             since: at(70),
             mark: SessionMark::default(),
             labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
         };
         let text = serde_json::to_string(&session).unwrap();
         node.annotations.insert(keys::SESSION.into(), text);

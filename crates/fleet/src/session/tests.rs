@@ -19,6 +19,7 @@ use crate::world::{Fate, Restart, World, event};
 
 const POLICY: &str = r#"
 label-prefix = "k8saas.nvidia.com/"
+protect-from = ["cluster-autoscaler", "karpenter", "gpu-driver-upgrade"]
 [[rule-sets]]
 name = "fatal GPU"
 cordon = { shouldCordon = true }
@@ -40,6 +41,7 @@ static OTHER: LazyLock<Policy> = LazyLock::new(|| {
     let mut policy = PARSED.clone();
     policy.label_prefix = "other/".into();
     policy.unhealthy_taint = true;
+    policy.protect_from.clear();
     policy.rule_sets.pop();
     policy
 });
@@ -100,6 +102,31 @@ fn a_fault_quarantines_in_one_change_and_recovery_restores() {
     assert_eq!(world.settle(), [Intent::Return]);
     assert_eq!(world.phase(), Phase::Idle);
     assert_eq!(world["n1"], before);
+}
+
+#[test]
+fn other_programs_leave_a_node_alone_while_it_is_out() {
+    const SCALE_DOWN: &str = "cluster-autoscaler.kubernetes.io/scale-down-disabled";
+    const DISRUPT: &str = "karpenter.sh/do-not-disrupt";
+    const UPGRADE: &str = "nvidia.com/gpu-driver-upgrade.skip";
+    let mut world = World::new(&PARSED);
+    world.annotate(SCALE_DOWN, "false");
+    world.annotate(DISRUPT, "true");
+    let before = world["n1"].clone();
+    world.fault(0);
+    world.settle();
+    let marks = [SCALE_DOWN, DISRUPT].map(|key| world["n1"].annotations[key].clone());
+    assert_eq!(marks, ["true", "true"]);
+    assert_eq!(world["n1"].labels[UPGRADE], "true");
+    // Another policy meanwhile, and a restart, change nothing about what is taken back.
+    world.set_policy(&OTHER);
+    world.restart(Restart::All);
+    world.settle();
+    assert_eq!(world["n1"].labels[UPGRADE], "true");
+    world.recovery(0);
+    world.settle();
+    assert_eq!(world["n1"].labels, before.labels);
+    assert_eq!(world["n1"].annotations, before.annotations);
 }
 
 #[test]

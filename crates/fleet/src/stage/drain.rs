@@ -25,7 +25,8 @@ mod pods;
 
 use custom::CustomState;
 use messages::awaits;
-use order::{DrainOrder, custom_of, drained_gpus, skips_drain, waits_for_others};
+use order::{DrainOrder, skips_drain, waits_for_others};
+pub(in crate::stage) use order::{custom_of, drained_gpus};
 use pods::NodePods;
 
 /// Most pods of one node with a removal in flight at once.

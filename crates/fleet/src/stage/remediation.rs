@@ -8,13 +8,14 @@
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use model::attempt::{Attempt, AttemptOutcome, RemediationMark};
 use model::journal::EntryKind;
 use model::mode::Mode;
 use model::node::{HANDED_OVER, NodeView};
 use model::ownership::Ownership;
 use model::resource::ResourceState;
+use model::time::later;
 use policy::Routed;
 use policy::assess::Desired;
 
@@ -34,6 +35,11 @@ mod record;
 
 use record::not_worked;
 
+/// Longest wait for the analysis.
+const ANALYSED_WITHIN: SignedDuration = SignedDuration::from_secs(60);
+/// Pause between two looks whether the analysis has come that far.
+const LOOK_FOR_ANALYSIS: SignedDuration = SignedDuration::from_millis(100);
+
 /// State of the remediation of one node.
 #[derive(Debug, Default)]
 pub(crate) struct RemediationState {
@@ -52,6 +58,8 @@ pub(crate) struct RemediationState {
     skipped: BTreeSet<String>,
     /// True once the whole node is to be remediated, and not only its drained GPUs.
     whole_node: bool,
+    /// Time since which the analysis has not read all reports about the node.
+    unanalysed_since: Option<Timestamp>,
     /// Keys of attempts whose success is recorded as an event.
     recorded: BTreeSet<String>,
     /// Text for people about what the remediation awaits.
@@ -175,6 +183,19 @@ impl RemediationState {
         matches!(self.object.state, ResourceObservation::There(_))
     }
 
+    /// Returns the wait for the analysis, which may find that repairs do not help.
+    fn awaits_analysis(&mut self, facts: &Facts<'_>) -> Option<Blocker> {
+        if facts.analysed {
+            self.unanalysed_since = None;
+            return None;
+        }
+        let now = facts.state.now;
+        let since = *self.unanalysed_since.get_or_insert(now);
+        let next = later(now, LOOK_FOR_ANALYSIS);
+        let until = Blocker::Until(next, "the analysis of its reports".to_owned());
+        (now < later(since, ANALYSED_WITHIN)).then_some(until)
+    }
+
     /// Returns the decision about the remediation of an out-of-service node; `None` where
     /// remediation does not apply.
     fn decide(
@@ -192,8 +213,12 @@ impl RemediationState {
         if settings.remediation.is_none() && mark.is_none() {
             return None;
         }
+        let drained = own.mark.drain.is_some_and(|mark| mark.done.is_some());
+        // If all events ask that pods stay, there is no drain to wait for.
+        let drains = !drained && desired.drains().is_some();
         let blocker = (facts.veto.map(vetoed))
-            .or_else(|| blocker(&observed.view, own, desired))
+            .or_else(|| blocker(&observed.view, own, drains))
+            .or_else(|| self.awaits_analysis(facts))
             .or_else(|| {
                 let why = "a while without a new fault";
                 let quiet_until = waits_for_quiet(facts.state, facts.name);
@@ -218,6 +243,8 @@ impl RemediationState {
                 event: &one.event,
                 first_seen: one.first_seen,
                 excluded_by: route.as_deref(),
+                asks_approval: one.asks_approval(),
+                unapproved: one.unapproved,
             })
             .collect();
         Some(decide(&RemediationInput {
@@ -228,7 +255,10 @@ impl RemediationState {
             searching: self.searching,
             config: settings.remediation.as_deref(),
             blocker: blocker.as_ref(),
+            drains,
+            drain_since: own.mark.drain.map(|mark| mark.since),
             partial: !own.mark.drain_gpus.is_empty(),
+            proposals: &desired.proposals,
             earlier,
             now: facts.state.now,
         }))
@@ -375,6 +405,7 @@ impl Stage for RemediationState {
         let quiet_until = waits_for_quiet(facts.state, facts.name);
         self.apply_decision(own, &decision, quiet_until, requests);
         desired.remediation = decision.mark;
+        desired.needs_approval.extend(decision.needs_approval);
         if desired.remediation.is_some() && self.awaits_begin(facts) {
             return ControlFlow::Break(()); // The watch triggers another look.
         }
@@ -434,7 +465,8 @@ impl Stage for RemediationState {
         self.awaits.as_deref()
     }
 
-    fn clock_moved_back(&mut self, _now: Timestamp) {
+    fn clock_moved_back(&mut self, now: Timestamp) {
+        self.unanalysed_since = self.unanalysed_since.map(|since| since.min(now));
         self.object.retry.clear_wait();
     }
 
@@ -457,10 +489,8 @@ fn vetoed(veto: &Veto) -> Blocker {
 }
 
 /// Returns why no remediation begins now.
-fn blocker(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<Blocker> {
-    let drained = own.mark.drain.is_some_and(|mark| mark.done.is_some());
-    // If all events ask that pods stay, there is no drain to wait for.
-    if !drained && desired.drains().is_some() {
+fn blocker(view: &NodeView, own: &Ownership, drains: bool) -> Option<Blocker> {
+    if drains {
         return Some(Blocker::Drain);
     }
     if own.lacks_a_deed(view) {

@@ -7,7 +7,7 @@
 
 use std::ops::ControlFlow;
 
-use contract::HealthEvent;
+use contract::{HealthEvent, keys};
 use jiff::Timestamp;
 use model::attempt::{Attempt, AttemptOutcome, RemediationMark};
 use model::fault::Fault;
@@ -16,7 +16,7 @@ use policy::assess::Desired;
 
 use super::{Facts, Stage, StageRequests};
 use crate::Purpose;
-use crate::remediation::validation::{FAILED, Validation};
+use crate::remediation::validation::Validation;
 use crate::state::FleetState;
 
 /// Validation of one node. Its whole state is on the node and in the fault book.
@@ -110,7 +110,11 @@ fn next_events(
     let end = last.end.as_ref()?;
     match end.outcome {
         AttemptOutcome::Succeeded if sound => Some(close_all("the node has passed its validation")),
-        AttemptOutcome::Failed if open.iter().all(|fault| fault.code != FAILED) => {
+        AttemptOutcome::Failed
+            if open
+                .iter()
+                .all(|fault| fault.code != keys::CODE_VALIDATION_FAILED) =>
+        {
             let which = Validation::of_fault(pending)?;
             let why = format!("{} has failed: {}", last.title(), end.why);
             let text = format!("the node has failed its validation: {why}");

@@ -9,12 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use super::capacity::{self, Missed};
 use super::closed::ClosedFaults;
+use super::incidents::Incidents;
 use super::reported_checks::ReportedChecks;
 use super::{Fault, Origin, Subject, heals};
 use crate::event::{EventRecord, counts};
 use crate::position::Position;
 use crate::reporter::{Authority, is_own_word};
 use diagnosis::fold::Sightings;
+use diagnosis::sympathy;
 
 /// Most open faults of one node and authority. Beyond the limit, a graver report evicts a
 /// lesser fault, and a report of a reporter with few faults evicts one of a reporter with many
@@ -50,6 +52,9 @@ pub struct FaultBook {
     pub(super) missed: BTreeMap<String, BTreeMap<Authority, Missed>>,
     /// Number of reports without room since the book was created.
     pub(super) overflow: u64,
+    /// Index of the open faults.
+    #[serde(skip)]
+    pub(super) incidents: Incidents,
 }
 
 /// Effect of an event on the book.
@@ -63,6 +68,8 @@ pub enum FaultChange {
     Escalated(String),
     /// The fault with this title was closed.
     Closed(String),
+    /// A fault of this other node got or lost its cause.
+    Explained(String),
     /// The event had no effect.
     Ignored(Ignored),
 }
@@ -131,11 +138,26 @@ impl FaultBook {
         let authority = Authority::of(event);
         self.reported
             .record(&event.node_name, &event.check_name, authority);
-        if event.is_healthy {
+        let domains = self.domains_of_primaries(&event.node_name);
+        let overflow = self.overflow;
+        let mut changes = if event.is_healthy {
             self.close(record)
         } else {
             self.open(record)
+        };
+        let closed = |change: &FaultChange| matches!(change, FaultChange::Closed(_));
+        // A primary may have been evicted that explained faults of its domain, or of its own node.
+        let explains = || {
+            let mut faults = self.faults(&event.node_name).iter();
+            !domains.is_empty() || faults.any(|fault| fault.cause.is_some())
+        };
+        let may_have_evicted = self.overflow > overflow && explains();
+        if sympathy::concerns(&event.check_name) || changes.iter().any(closed) || may_have_evicted {
+            let recovered = event.is_healthy.then_some(record.created_at);
+            let explained = self.settle_causes(&event.node_name, recovered, domains);
+            changes.extend(explained.into_iter().map(FaultChange::Explained));
         }
+        changes
     }
 
     /// Counts the event at `seq` as recorded, without an effect on the book.
@@ -155,11 +177,15 @@ impl FaultBook {
         let Some(faults) = self.nodes.get_mut(node) else {
             return false;
         };
-        let before = faults.len();
-        faults.retain(|fault| {
-            fault.notice_until().is_none_or(|until| until > now) || holds(&fault.event.id)
-        });
-        let forgot = faults.len() < before;
+        let is_over = |fault: &mut Fault| {
+            let is_old = fault.notice_until().is_some_and(|until| until <= now);
+            is_old && !holds(&fault.event.id)
+        };
+        let forgotten: Vec<Fault> = faults.extract_if(.., is_over).collect();
+        let forgot = !forgotten.is_empty();
+        for fault in &forgotten {
+            self.incidents.leave(fault);
+        }
         if faults.is_empty() {
             self.nodes.remove(node);
         }
@@ -184,6 +210,11 @@ impl FaultBook {
     /// Returns the names of the nodes with open faults.
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
         self.nodes.keys().map(String::as_str)
+    }
+
+    /// Returns the names of the nodes with an open fault of an incident.
+    pub fn nodes_of_incident(&self, id: &str) -> impl Iterator<Item = &str> {
+        self.incidents.nodes_of(id)
     }
 
     /// Returns the open faults that `event` reports, or would close if it is healthy.
@@ -238,8 +269,9 @@ impl FaultBook {
                 break;
             };
             let gone = capacity::remove(faults, &chosen);
-            let fault = Fault::new(record, code, subject.clone());
+            let mut fault = Fault::new(record, code, subject.clone());
             changes.push(FaultChange::Opened(fault.title()));
+            self.incidents.enter(&mut fault);
             faults.push(fault);
             self.note_evicted(node, &gone);
         }
@@ -280,7 +312,9 @@ impl FaultBook {
             index -= chosen.range(..index).count();
             evicted.extend(capacity::remove(faults, &chosen));
             if let Some(fault) = faults.get_mut(index) {
+                self.incidents.leave(fault);
                 changes.push(fault.refresh(record, subject, has_room));
+                self.incidents.enter(fault);
             }
             index += 1;
         }
@@ -296,6 +330,7 @@ impl FaultBook {
         if let Some(faults) = self.nodes.get_mut(&event.node_name) {
             for fault in faults.extract_if(.., |fault| fault.closed_by(event)) {
                 changes.push(FaultChange::Closed(fault.title()));
+                self.incidents.leave(&fault);
                 self.closed.note(fault, record);
             }
             if faults.iter().any(|fault| fault.healed_by(event)) {
@@ -404,6 +439,8 @@ impl Fault {
             count: seen.count,
             accepted_at: record.created_at,
             origin: Origin::of(&record.event),
+            cause: None,
+            incident: String::new(),
         }
     }
 

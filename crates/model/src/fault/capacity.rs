@@ -277,8 +277,9 @@ impl FaultBook {
         trusted.map(|missed| missed.from).min()
     }
 
-    /// Adds the result of a second reading that has caught up with this book.
-    pub fn add_missed(&mut self, reread: Rereading) {
+    /// Adds the result of a second reading that has caught up with this book. Returns the names of
+    /// the other nodes whose faults got or lost their cause by that.
+    pub fn add_missed(&mut self, reread: Rereading) -> BTreeSet<String> {
         let Rereading {
             node,
             authority,
@@ -287,6 +288,7 @@ impl FaultBook {
             mut found,
             no_room,
         } = reread;
+        let domains = self.domains_of_primaries(&node);
         // Reports evicted meanwhile that are older than the ones that were read.
         let older = self.missed.get(&node).and_then(|all| all.get(&authority));
         let older = older.filter(|missed| missed.from < read_from);
@@ -299,14 +301,18 @@ impl FaultBook {
         if let Some((from, least)) = no_room {
             leave(from, least);
         }
-        for fault in found.nodes.remove(&node).unwrap_or_default() {
+        for mut fault in found.nodes.remove(&node).unwrap_or_default() {
             let faults = self.nodes.entry(node.clone()).or_default();
             let same = |known: &Fault| known.is(&fault.event, &fault.code, &fault.subject);
             if faults.iter().any(same) {
                 continue;
             }
             match choose(faults, &fault.event, None, fault.bytes) {
-                Some(chosen) if chosen.is_empty() => faults.push(fault),
+                Some(chosen) if chosen.is_empty() => {
+                    fault.incident = String::new();
+                    self.incidents.enter(&mut fault);
+                    faults.push(fault);
+                }
                 _ => leave(fault.seq, fault.bytes),
             }
         }
@@ -325,6 +331,8 @@ impl FaultBook {
         if missed.is_empty() {
             self.missed.remove(&node);
         }
+        // The reading knew only the faults of one node, and the causes among them.
+        self.settle_causes(&node, None, domains)
     }
 
     /// Records that the report at `seq`, of this size, found no room.
@@ -349,6 +357,7 @@ impl FaultBook {
 
     pub(super) fn note_evicted(&mut self, node: &str, gone: &[Fault]) {
         for fault in gone {
+            self.incidents.leave(fault);
             self.note_missed(node, fault.authority, fault.seq, fault.bytes);
         }
     }

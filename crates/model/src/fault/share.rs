@@ -51,7 +51,8 @@ impl FaultBook {
         }
     }
 
-    /// Replaces the part of the book about `node` with a saved one.
+    /// Replaces the part of the book about `node` with a saved one. [`Self::index`] follows once all
+    /// parts are there.
     pub fn restore(&mut self, node: &str, share: NodeShare<'_>) {
         for check in &share.reported {
             // The check was within the limits when it was saved.

@@ -84,6 +84,29 @@ fn rules_see_the_whole_object() {
 }
 
 #[test]
+fn conditions_are_read_by_their_status() {
+    let node = |conditions: Value| {
+        let object = json!({"metadata": {"name": "n"}, "status": {"conditions": conditions}});
+        NodeView::from_object(object).unwrap()
+    };
+    let event = |status: &str| {
+        let kind = keys::CONDITION_VM_EVENT;
+        let node = node(json!([{"type": kind, "status": status, "message": "m"}]));
+        node.vm_event
+            .map(|event| (event.status, event.message.to_string()))
+    };
+    assert_eq!(event("True"), Some((Some(true), "m".to_owned())));
+    assert_eq!(event("False"), Some((Some(false), String::new())));
+    assert_eq!(event("Unknown"), Some((None, String::new())));
+    assert_eq!(node(json!([])).vm_event, None);
+    for (status, expected) in [("True", true), ("False", false), ("Unknown", false)] {
+        let node = node(json!([{"type": "Ready", "status": status}]));
+        assert_eq!(node.is_ready, expected, "{status}");
+    }
+    assert!(!node(json!("odd")).is_ready);
+}
+
+#[test]
 fn a_heartbeat_changes_nothing_that_rules_see() {
     let node = |change: &dyn Fn(&mut Value)| {
         let mut object = json!({

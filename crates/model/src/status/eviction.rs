@@ -52,6 +52,8 @@ pub enum Skip {
     Route(String),
     /// A person holds the drain back for a while, with this message.
     Veto(String),
+    /// Routes of the policy, with this title, wait for a person's approval.
+    Approval(String),
 }
 
 // === impl EvictionStatus ===
@@ -92,7 +94,7 @@ impl Eviction {
     pub fn skipped(skip: &Skip) -> Self {
         let status = match skip {
             // The policy may change.
-            Skip::Off | Skip::Nvsentinel | Skip::Route(_) | Skip::Veto(_) => {
+            Skip::Off | Skip::Nvsentinel | Skip::Route(_) | Skip::Veto(_) | Skip::Approval(_) => {
                 EvictionStatus::NotStarted
             }
             Skip::Override => EvictionStatus::AlreadyDrained,
@@ -166,6 +168,9 @@ impl fmt::Display for Skip {
             Self::Override => "skipped by override: the sender asks that pods stay",
             Self::Route(routes) => return write!(f, "skipped by {routes}: pods stay"),
             Self::Veto(veto) => return write!(f, "held back by {veto}"),
+            Self::Approval(routes) => {
+                return write!(f, "held back by {routes}: it waits for an approval");
+            }
         })
     }
 }

@@ -262,7 +262,11 @@ fn counts(fault: &Fault, ruling: &Ruling, node: &NodeView) -> bool {
         Ruling::Judged { wanted, .. } => {
             *wanted || (fault.notice_until().is_none() && !ruling.opted_out(node))
         }
-        Ruling::HandedOver | Ruling::Dismissed(_) | Ruling::Skipped => false,
+        Ruling::HandedOver
+        | Ruling::Dismissed(_)
+        | Ruling::Skipped
+        | Ruling::Explained(_)
+        | Ruling::AwaitsPrimary(_) => false,
     }
 }
 

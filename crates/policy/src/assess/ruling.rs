@@ -5,7 +5,7 @@ use std::fmt;
 
 use contract::keys;
 use jiff::Timestamp;
-use model::fault::Fault;
+use model::fault::{Cause, Fault};
 use model::node::NodeView;
 
 use super::judge::RuleSetAnswers;
@@ -36,6 +36,10 @@ pub enum Ruling {
     Forced,
     /// The sender ruled the quarantine out (`skip`).
     Skipped,
+    /// Another fault explains this one.
+    Explained(Cause),
+    /// The fault waits for one that may explain it, until this time.
+    AwaitsPrimary(Timestamp),
     /// The policy was evaluated.
     Judged {
         /// True if a matching rule set requests a measure.
@@ -68,6 +72,7 @@ pub(super) fn without_rules(
     fault: &Fault,
     handed_over: bool,
     dismissed: Option<Dismissal>,
+    now: Timestamp,
 ) -> Option<Ruling> {
     if handed_over {
         return Some(Ruling::HandedOver);
@@ -79,7 +84,16 @@ pub(super) fn without_rules(
     if overrides.force {
         return Some(Ruling::Forced);
     }
-    overrides.skip.then_some(Ruling::Skipped)
+    if overrides.skip {
+        return Some(Ruling::Skipped);
+    }
+    if let Some(cause) = &fault.cause {
+        return Some(Ruling::Explained(cause.clone()));
+    }
+    let until = fault.awaits_primary_until();
+    until
+        .filter(|until| now < *until)
+        .map(Ruling::AwaitsPrimary)
 }
 
 /// Returns whether a fault is a notice: by its report, and because the policy requests no
@@ -158,6 +172,18 @@ impl fmt::Display for Ruling {
             }),
             Self::Forced => f.write_str("its sender asks to quarantine (force)"),
             Self::Skipped => f.write_str("its sender asks not to quarantine (skip)"),
+            Self::Explained(cause) => {
+                let state = match cause.recovered {
+                    None => "asks for nothing while that is open",
+                    Some(_) => "that has recovered, and this fault is closed",
+                };
+                write!(f, "explained by {cause}: {state}")
+            }
+            Self::AwaitsPrimary(until) => write!(
+                f,
+                "waits until {until:.0} for a fault that explains it, as reports of this code often \
+                 follow another fault"
+            ),
             Self::Judged { wanted, answers } => {
                 let (for_it, against): (Vec<_>, Vec<_>) = answers
                     .iter()

@@ -45,7 +45,14 @@ fn assess(
     node: &NodeView,
     dismissed: Option<Dismissal>,
 ) -> Desired {
-    super::assess(faults, policy, node, &NodeDevices::default(), dismissed)
+    super::assess(
+        faults,
+        policy,
+        node,
+        &NodeDevices::default(),
+        dismissed,
+        Timestamp::MAX,
+    )
 }
 
 fn judge(events: Vec<HealthEvent>) -> Desired {

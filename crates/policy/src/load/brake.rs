@@ -5,7 +5,7 @@ use contract::names;
 use jiff::SignedDuration;
 use serde::Deserialize;
 
-use crate::{Amount, Brake, Budget, Window};
+use crate::{Amount, Brake, Budget, Limit, Window};
 
 /// Default share of the GPU nodes in NVSentinel's chart, in percent.
 const WINDOW_PERCENTAGE: i64 = 50;
@@ -23,14 +23,15 @@ pub(super) struct BrakeEntry {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BudgetEntry {
-    max: MaxEntry,
+    max: Option<AmountEntry>,
+    keep: Option<AmountEntry>,
     per: Option<String>,
 }
 
 /// Either `5` or `"10%"`.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum MaxEntry {
+enum AmountEntry {
     Number(i64),
     Text(String),
 }
@@ -53,30 +54,60 @@ pub(super) fn brake(
     }
     let mut budgets = Vec::new();
     let entries = brake.into_iter().flat_map(|entry| entry.budgets);
-    for (at, BudgetEntry { max, per }) in entries.enumerate() {
+    for (at, entry) in entries.enumerate() {
         let path = format!("brake.budgets[{at}]");
-        if let Some(label) = &per {
+        if let Some(label) = &entry.per {
             let checked = names::label_key(label)
                 .map_err(|error| format!("it names the label of a node: {error}"));
             findings.check(&format!("{path}.per"), checked);
         }
-        match amount(&max) {
-            Some(max) => budgets.push(Budget { max, per }),
-            None => findings.refuse(
-                &format!("{path}.max"),
-                "write a number of nodes, such as 5, or a part of them, such as \"10%\" (1% to 100%)",
-            ),
+        if let Some(limit) = limit(&entry, &path, findings) {
+            let per = entry.per;
+            budgets.push(Budget { limit, per });
         }
     }
     let window = circuit_breaker.and_then(|entry| window(&entry, findings));
     Brake { budgets, window }
 }
 
-fn amount(entry: &MaxEntry) -> Option<Amount> {
-    match entry {
+fn limit(entry: &BudgetEntry, path: &str, findings: &mut Findings<'_>) -> Option<Limit> {
+    let read = match (&entry.max, &entry.keep) {
         // Zero is a valid budget: no node is taken out.
-        MaxEntry::Number(number) => u32::try_from(*number).ok().map(Amount::Nodes),
-        MaxEntry::Text(text) => {
+        (Some(max), None) => amount(max, 0).map(Limit::Max).ok_or(("max", 5, 10)),
+        (None, Some(keep)) => amount(keep, 1).map(Limit::Keep).ok_or(("keep", 64, 90)),
+        (Some(_), Some(_)) => {
+            findings.at_key(
+                &format!("{path}.keep"),
+                "a budget has either max or keep; write two budgets for both",
+            );
+            return None;
+        }
+        (None, None) => {
+            findings.at_key(
+                path,
+                "write max, the most nodes out of service, or keep, the fewest in service",
+            );
+            return None;
+        }
+    };
+    let refuse = |(key, nodes, percent)| {
+        let wanted = format!(
+            "write a number of nodes, such as {nodes}, or a part of them, such as \"{percent}%\" \
+             (1% to 100%)"
+        );
+        findings.refuse(&format!("{path}.{key}"), wanted);
+    };
+    read.map_err(refuse).ok()
+}
+
+/// Returns the amount, if it is at least as many nodes, or a valid percentage.
+fn amount(entry: &AmountEntry, least: u32) -> Option<Amount> {
+    match entry {
+        AmountEntry::Number(number) => {
+            let nodes = u32::try_from(*number).ok();
+            nodes.filter(|nodes| *nodes >= least).map(Amount::Nodes)
+        }
+        AmountEntry::Text(text) => {
             let percent = text.trim().strip_suffix('%')?.trim_end().parse().ok();
             let percent = percent.filter(|percent| (1..=100).contains(percent));
             percent.map(Amount::Percent)

@@ -10,7 +10,7 @@ use contract::nearest::hint;
 /// All keys: table, name, and an example. Rule sets of named policies have
 /// the same keys as those of the file.
 #[rustfmt::skip]
-const KEYS: [(&str, &str, &str); 52] = [
+const KEYS: [(&str, &str, &str); 55] = [
     ("", "label-prefix", "label-prefix = \"example.com/\""),
     ("", "circuitBreaker", "[circuitBreaker] with percentage = 50 and duration = \"5m\""),
     ("", "brake", "[[brake.budgets]] and max = \"10%\""),
@@ -19,11 +19,13 @@ const KEYS: [(&str, &str, &str); 52] = [
     ("", "unhealthy-taint", TRUE_OR_FALSE),
     ("", "uncordon-labels", TRUE_OR_FALSE),
     ("", "uncordon", "uncordon = \"releases\", \"not-during-repair\" or \"never\""),
+    ("", "protect-from", "protect-from = [\"cluster-autoscaler\", \"karpenter\", \"gpu-driver-upgrade\"]"),
     ("", "rule-sets", "each rule set below a line [[rule-sets]]"),
     ("", "routes", "each route below a line [[routes]]"),
     ("", "policies", "each policy below a line [[policies]]"),
     ("brake", "budgets", "each budget below a line [[brake.budgets]]"),
     ("brake.budgets", "max", "max = 5 or max = \"10%\""),
+    ("brake.budgets", "keep", "keep = 64 or keep = \"90%\""),
     ("brake.budgets", "per", "per = \"topology.kubernetes.io/zone\""),
     ("circuitBreaker", "percentage", "percentage = 50"),
     ("circuitBreaker", "duration", "duration = \"5m\""),
@@ -57,6 +59,7 @@ const KEYS: [(&str, &str, &str); 52] = [
     ("routes", "match", "rules below [[routes.match.any]] or [[routes.match.all]]"),
     ("routes", "drain", "drain = false, drain = \"graceful\" or drain = \"forceful\""),
     ("routes", "remediate", TRUE_OR_FALSE),
+    ("routes", "approve", TRUE_OR_FALSE),
     ("routes.match", "any", "each rule below a line [[routes.match.any]]"),
     ("routes.match", "all", "each rule below a line [[routes.match.all]]"),
     ("routes.match.any", "kind", KIND),

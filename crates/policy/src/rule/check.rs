@@ -1,10 +1,12 @@
 //! Checks of a rule in addition to those of CEL: unknown names and functions, invalid patterns,
 //! and expressions too large to evaluate.
 
-use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedExpr, LiteralValue};
-use cel::{Context, ExecutionError, Program};
+use std::collections::BTreeSet;
 
-use super::{ENVIRONMENT, RuleKind};
+use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedExpr, LiteralValue};
+use cel::{Context, Env, ExecutionError, Program};
+
+use super::{ENVIRONMENT, MAX_DEPTH, RuleKind, first};
 use contract::nearest::nearest;
 
 /// Functions that are suggested for misspelt ones: those of `docs/policy.md`.
@@ -43,6 +45,32 @@ const MACROS: [&str; 6] = ["all", "exists", "exists_one", "filter", "has", "map"
 /// field take some thousands.
 pub(super) const MAX_PATTERN_BYTES: usize = 1024 * 1024;
 
+/// Parses an expression, and refuses one that is nested too deeply, or has more than `max_loops`
+/// loops inside one another.
+pub(super) fn program(
+    environment: &Env,
+    expression: &str,
+    max_loops: usize,
+) -> Result<Program, String> {
+    let program = environment
+        .compile(expression)
+        .map_err(|error| format!("does not parse: {}", first(&error)))?;
+    let depth = depth(program.expression());
+    if depth > MAX_DEPTH {
+        return Err(format!(
+            "is nested {depth} deep, at most {MAX_DEPTH} are taken"
+        ));
+    }
+    let loops = loops(program.expression());
+    if loops > max_loops {
+        return Err(format!(
+            "has {loops} loops (all, exists, map, filter ...) inside one another, at most {max_loops} \
+             are taken"
+        ));
+    }
+    Ok(program)
+}
+
 /// Returns the nesting depth of an expression.
 pub(super) fn depth(at: &IdedExpr) -> usize {
     1 + parts(at).into_iter().map(depth).max().unwrap_or(0)
@@ -61,6 +89,33 @@ pub(super) fn reads_only_labels(at: &IdedExpr) -> bool {
         Some(["node", ..]) => false,
         _ => parts(at).into_iter().all(reads_only_labels),
     }
+}
+
+/// Returns the fields of the variable that an expression reads. `None` if it may read all of them.
+pub(super) fn fields(at: &IdedExpr, kind: RuleKind) -> Option<BTreeSet<&str>> {
+    let is_variable = |at: &IdedExpr| match &at.expr {
+        Expr::Ident(name) => name.trim_start_matches('.') == kind.variable(),
+        _ => false,
+    };
+    let mut read = BTreeSet::new();
+    let rest = match &at.expr {
+        Expr::Ident(_) if is_variable(at) => return None,
+        Expr::Select(select) if is_variable(&select.operand) => {
+            read.insert(select.field.as_str());
+            Vec::new()
+        }
+        Expr::Call(call)
+            if call.func_name == "bit" && call.target.as_deref().is_some_and(is_variable) =>
+        {
+            read.insert("entitiesImpacted");
+            call.args.iter().collect()
+        }
+        _ => parts(at),
+    };
+    for part in rest {
+        read.extend(fields(part, kind)?);
+    }
+    Some(read)
 }
 
 /// Returns the names of `a.b.c`, outermost first. `None` for any other expression.
@@ -292,7 +347,7 @@ fn unknown_field(kind: RuleKind, field: &str) -> String {
 }
 
 /// Returns whether a name stands for a type, as in `type(x) == string`.
-fn is_type_name(name: &str) -> bool {
+pub(super) fn is_type_name(name: &str) -> bool {
     [
         "bool",
         "int",

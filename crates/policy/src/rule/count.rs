@@ -65,14 +65,7 @@ impl CountExpression {
 
     /// Returns the number for an object. The error is the reason why there is none.
     pub fn count(&self, object: &Value) -> Result<i64, String> {
-        match self.evaluate(object) {
-            Ok(CelValue::Int(count)) => Ok(count),
-            Ok(CelValue::UInt(count)) => {
-                i64::try_from(count).map_err(|_| format!("{count} is too many"))
-            }
-            Ok(other) => Err(format!("gives a {}, not a whole number", other.type_of())),
-            Err(error) => Err(one_line(&error.to_string())),
-        }
+        whole_number(self.evaluate(object))
     }
 
     fn evaluate(&self, object: &Value) -> Result<CelValue, ExecutionError> {
@@ -80,6 +73,18 @@ impl CountExpression {
         let value = cel::to_value(Signed(object)).unwrap_or(CelValue::Null);
         context.add_variable_from_value(self.variable, value);
         self.program.execute(&context)
+    }
+}
+
+/// Returns the number that an expression gives. The error is the reason why there is none.
+pub(super) fn whole_number(result: Result<CelValue, ExecutionError>) -> Result<i64, String> {
+    match result {
+        Ok(CelValue::Int(count)) => Ok(count),
+        Ok(CelValue::UInt(count)) => {
+            i64::try_from(count).map_err(|_| format!("{count} is too many"))
+        }
+        Ok(other) => Err(format!("gives a {}, not a whole number", other.type_of())),
+        Err(error) => Err(one_line(&error.to_string())),
     }
 }
 

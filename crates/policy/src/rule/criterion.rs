@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::count::Signed;
-use super::{CompileError, MAX_DEPTH, MAX_EXPRESSION_BYTES, check, compile, first};
+use super::{CompileError, MAX_EXPRESSION_BYTES, check, compile};
 
 /// Most nested loops. Criteria are rarely evaluated, and a node has a few hundred elements to
 /// loop over.
@@ -29,7 +29,8 @@ pub struct Criterion {
     program: Arc<Program>,
 }
 
-static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| {
+/// The standard functions, the strings extension, and `quantity`.
+pub(super) static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut environment = Env::stdlib();
     // Both calls fail only if a function is declared twice. Tests use both.
     drop(environment.add_extension(extensions::strings));
@@ -61,23 +62,8 @@ impl Criterion {
     }
 
     fn compile_here(expression: &str) -> Result<Self, String> {
-        let program = ENVIRONMENT
-            .compile(expression)
-            .map_err(|error| format!("does not parse: {}", first(&error)))?;
-        let depth = check::depth(program.expression());
-        if depth > MAX_DEPTH {
-            return Err(format!(
-                "is nested {depth} deep, at most {MAX_DEPTH} are taken"
-            ));
-        }
-        let loops = check::loops(program.expression());
-        if loops > MAX_LOOPS {
-            return Err(format!(
-                "has {loops} loops (all, exists, map, filter ...) inside one another, at most {MAX_LOOPS} \
-                 are taken"
-            ));
-        }
-        check_functions(program.expression())?;
+        let program = check::program(&ENVIRONMENT, expression, MAX_LOOPS)?;
+        check_functions(program.expression(), &FUNCTIONS)?;
         let compiled = Self {
             expression: expression.to_owned(),
             program: Arc::new(program),
@@ -130,10 +116,7 @@ impl Criterion {
         let slices = Value::Array(slices.to_vec());
         let value = cel::to_value(Signed(&slices)).unwrap_or(CelValue::Null);
         context.add_variable_from_value(SLICES, value);
-        if let Some(program) = TIMESTAMP.as_ref() {
-            let mut written = Context::with_env(ENVIRONMENT.clone());
-            written.add_variable_from_value("time", now.to_string());
-            let now = program.execute(&written)?;
+        if let Some(now) = time_value(now) {
             // Fails only if such a function exists already.
             drop(context.add_function("now", move || now.clone()));
         }
@@ -147,8 +130,16 @@ impl std::fmt::Debug for Criterion {
     }
 }
 
-/// Refuses unknown functions. One after a missing key would otherwise be noticed much later.
-fn check_functions(at: &IdedExpr) -> Result<(), String> {
+/// Returns a time as CEL's type.
+pub(super) fn time_value(time: Timestamp) -> Option<CelValue> {
+    let mut context = Context::with_env(ENVIRONMENT.clone());
+    context.add_variable_from_value("time", time.to_string());
+    TIMESTAMP.as_ref()?.execute(&context).ok()
+}
+
+/// Refuses functions that are neither CEL's nor among `own`. One after a missing key would
+/// otherwise be noticed much later.
+pub(super) fn check_functions(at: &IdedExpr, own: &[&str]) -> Result<(), String> {
     if let Expr::Call(call) = &at.expr {
         let name = call.func_name.as_str();
         // Operators have names that no function can have.
@@ -157,11 +148,11 @@ fn check_functions(at: &IdedExpr) -> Result<(), String> {
             Some(_) => format!("''.{name}()"),
             None => format!("{name}()"),
         };
-        if is_name && !FUNCTIONS.contains(&name) && !check::is_function(&form) {
+        if is_name && !own.contains(&name) && !check::is_function(&form) {
             return Err(format!("there is no function '{name}'"));
         }
     }
-    check::parts(at).into_iter().try_for_each(check_functions)
+    (check::parts(at).into_iter()).try_for_each(|part| check_functions(part, own))
 }
 
 /// Returns the number of a Kubernetes quantity, such as `8`, `500m` or `2Gi`.

@@ -144,7 +144,11 @@ fn a_bit_is_read_from_the_register_that_the_event_has() {
     };
     let holds = |expression: &str, event: &HealthEvent| {
         let rule = CelRule::compile(RuleKind::HealthEvent, expression).unwrap();
-        rule.holds_for_event(&variable(event))
+        let holds = rule.holds_for_event(&variable(event));
+        if let Some(shortcut) = rule.holds_without_variable(event) {
+            assert_eq!(Ok(shortcut), holds, "{expression}");
+        }
+        holds
     };
     for (bit, value, expected) in [
         (0, "0001", true),
@@ -165,4 +169,28 @@ fn a_bit_is_read_from_the_register_that_the_event_has() {
     assert_eq!(holds(bit, &HealthEvent::default()), Ok(false));
     assert_eq!(holds("event.bit('REG1', 0)", &register("1")), Ok(false));
     assert!(holds("event.bit('REG0', -1)", &register("1")).is_err());
+    let either = "event.bit('REG1', 0) || event.bit('REG0', 1) || event.bit('REG0', 2)";
+    for (value, expected) in [("010", true), ("100", true), ("001", false)] {
+        assert_eq!(holds(either, &register(value)), Ok(expected), "{value}");
+    }
+}
+
+#[test]
+fn only_rules_about_bits_need_no_variable() {
+    let needs_none = |expression: &str| {
+        let rule = CelRule::compile(RuleKind::HealthEvent, expression).unwrap();
+        let answer = rule.holds_without_variable(&HealthEvent::default());
+        answer.is_some()
+    };
+    assert!(needs_none("event.bit('REG0', 1)"));
+    assert!(needs_none("event.bit('REG0', 1) || event.bit('REG4', 2)"));
+    for other in [
+        "event.bit('REG0', 1) && event.bit('REG4', 2)",
+        "!event.bit('REG0', 1)",
+        "event.bit('REG0', 1) || event.isFatal",
+        "event.bit('REG0', 1 + 1)",
+        "event.bit(event.nodeName, 1)",
+    ] {
+        assert!(!needs_none(other), "{other}");
+    }
 }

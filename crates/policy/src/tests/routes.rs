@@ -16,6 +16,7 @@ const ROUTES: &str = r#"
     name = "hurry"
     drain = "forceful"
     remediate = false
+    approve = true
     [[routes.match.any]]
     kind = "HealthEvent"
     expression = "'79' in event.errorCode"
@@ -27,8 +28,14 @@ const ROUTES: &str = r#"
     expression = "true"
 "#;
 
-fn stages(route: &Route) -> (&str, RouteDrain, bool) {
-    (&route.rules.name, route.drain, route.remediate)
+fn stages(route: &Route) -> (&str, RouteDrain, bool, bool) {
+    let Route {
+        drain,
+        remediate,
+        approve,
+        ..
+    } = *route;
+    (&route.rules.name, drain, remediate, approve)
 }
 
 #[test]
@@ -38,9 +45,9 @@ fn routes_load_with_what_is_left_out() {
     assert_eq!(
         found,
         [
-            ("look first", RouteDrain::No, false),
-            ("hurry", RouteDrain::Forceful, false),
-            ("rest", RouteDrain::Graceful, true),
+            ("look first", RouteDrain::No, false, false),
+            ("hurry", RouteDrain::Forceful, false, true),
+            ("rest", RouteDrain::Graceful, true, false),
         ]
     );
 }
@@ -65,6 +72,18 @@ fn what_is_wrong_with_a_route_is_said_where_it_stands() {
         (
             format!("name = \"a\"\n{rule}\ndrain = false\nremediate = true"),
             "p:5: route 'a': remediate = true with drain = false would repair the node under its pods",
+        ),
+        (
+            format!("name = \"a\"\n{rule}\ndrain = false\napprove = true"),
+            "p:5: route 'a': approve = true with drain = false leaves nothing to approve; leave it out",
+        ),
+        (
+            format!("name = \"a\"\n{rule}\napprove = \"yes\""),
+            "p:4: routes[0].approve is \"yes\"; write true or false, without quotes",
+        ),
+        (
+            format!("name = \"a\"\n{rule}\naprove = true"),
+            "p:4: unknown key 'routes[0].aprove'; did you mean",
         ),
         (
             format!("name = \"a\"\n{rule}\n[[routes]]\nname = \"a\"\n{rule}"),

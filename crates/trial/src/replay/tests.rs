@@ -228,9 +228,12 @@ fn a_circuit_breaker_that_trips_stays_tripped_and_holds_all_but_what_is_forced()
 #[test]
 fn without_a_list_of_nodes_only_numbers_of_nodes_are_limits() {
     let brake = "circuitBreaker = { percentage = 50, duration = \"5m\" }\n[brake]\n\
-        budgets = [{ max = 2 }, { max = \"10%\" }, { max = 1, per = \"rack\" }]\n";
+        budgets = [{ max = 2 }, { max = \"10%\" }, { max = 1, per = \"rack\" }, { keep = 1 }]\n";
     let mut replay = Replay::new(policy(brake), None).braked();
-    assert_eq!(replay.left_out(), ["10%", "1 per rack", "50% in 5m"]);
+    assert_eq!(
+        replay.left_out(),
+        ["10%", "1 per rack", "keep 1", "50% in 5m"]
+    );
     let said = run(&mut replay, &failures(0..3, 10));
     assert!(
         said[2].starts_with(
@@ -246,4 +249,51 @@ fn without_a_list_of_nodes_only_numbers_of_nodes_are_limits() {
     let mut bare = Replay::new(policy(brake), None);
     run(&mut bare, &failures(0..3, 10));
     assert_eq!((bare.summary().taken_out, bare.summary().held), (3, 0));
+}
+
+/// Returns the event of a fatal XID of GPU 0 of a node.
+fn xid(node: &str, second: i64, code: &str) -> EventRecord {
+    let mut record = event(node, second, "0", false);
+    record.event.check_name = "SysLogsXIDError".into();
+    record.event.error_code = vec![code.into()];
+    record.event.id = String::new();
+    normalise(&mut record.event, record.created_at);
+    record.id.clone_from(&record.event.id);
+    record
+}
+
+#[test]
+fn what_waits_for_its_primary_is_decided_in_its_time_with_its_reason() {
+    let because = |at: i64, node: &str, code: &str| {
+        format!("{at} {node} quarantine: cordon (SysLogsXIDError {code} on GPU 0)")
+    };
+    let mut replay = Replay::new(Policy::builtin(), None);
+    let events = [xid("a", 1, "95"), xid("b", 10, "95"), xid("b", 11, "48")];
+    let said = run(&mut replay, &events);
+    assert_eq!(said, [because(3, "a", "95"), because(11, "b", "48")]);
+    assert_eq!(replay.finish(), []);
+    run(&mut replay, &[xid("c", 20, "95")]);
+    let last = replay.finish();
+    assert_eq!((last[0].at.as_second(), last[0].node.as_str()), (22, "c"));
+    assert_eq!(last[0].because, ["SysLogsXIDError 95 on GPU 0"]);
+    assert_eq!(last.len(), 1);
+}
+
+#[test]
+fn a_node_whose_fault_is_explained_by_another_node_returns_with_that_reason() {
+    let nodes = ["a", "b"].map(|name| {
+        let mut node = NodeView::unknown(name);
+        node.labels = [("nvidia.com/gpu.clique".to_owned(), "d".to_owned())].into();
+        node
+    });
+    let mut replay = Replay::new(Policy::builtin(), Some(nodes.to_vec()));
+    let said = run(&mut replay, &[xid("a", 1, "145"), xid("b", 5, "149")]);
+    assert_eq!(
+        said,
+        [
+            "3 a quarantine: cordon (SysLogsXIDError 145 on GPU 0)",
+            "5 a release: uncordon (b: SysLogsXIDError 149 on GPU 0)",
+            "5 b quarantine: cordon (SysLogsXIDError 149 on GPU 0)",
+        ]
+    );
 }

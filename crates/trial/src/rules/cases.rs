@@ -256,6 +256,8 @@ mod tests {
             ]
             expect.concludes = [{ rule = "RackFault", at = "2m" }]
         "#;
+        let silent = silent_gpu();
+        let good = &format!("{good}{silent}");
         for outcome in outcomes(good) {
             let passes = outcome.error.is_none() && outcome.differences.is_empty();
             assert!(passes, "{outcome:#?}");
@@ -277,6 +279,27 @@ mod tests {
         );
         let told = "RepeatedXID31OnSameGPU concludes about node";
         assert!(outcome.because.iter().any(|one| one.starts_with(told)));
+    }
+
+    /// Returns a test with an NVLink domain of six nodes with three GPUs each, of which one is silent.
+    fn silent_gpu() -> String {
+        let gpu = |gpu: i32, keys: &str| {
+            format!(
+                "{{ {keys}, nodeName = \"n{}\", at = \"{gpu}s\", entitiesImpacted = [{{ entityType = \"GPU_UUID\", \
+                 entityValue = \"GPU-{gpu}\" }}], metadata = {{ \"nvidia.com/gpu.clique\" = \"c\", \
+                 \"gpuwarden.dev/reported-by\" = \"monitor\" }} }}",
+                gpu / 3
+            )
+        };
+        let named = "agent = \"gpu-health-monitor\", checkName = \"GpuInventory\", isHealthy = true, \
+                     componentClass = \"GPU\", processingStrategy = \"STORE_ONLY\"";
+        let xids = (0..17).map(|one| gpu(one, "xid = 45"));
+        let events: Vec<String> = xids.chain([gpu(17, named)]).collect();
+        format!(
+            "[[tests]]\nname = \"a silent GPU\"\nevents = [{}]\nuntil = \"10m\"\n\
+             expect.concludes = [{{ rule = \"SilentGPU\", at = \"16s\", open = true }}]\n",
+            events.join(", ")
+        )
     }
 
     #[test]

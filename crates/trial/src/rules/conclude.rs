@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use analysis::{Analyzer, GroupKey, GroupView, Rule, Saying};
+use analysis::{Analyzer, GroupView, Rule, Saying};
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use model::event::{EventRecord, event_id};
@@ -54,14 +54,17 @@ impl Conclusions {
     /// Starts without events. The labels of `nodes` are added to their events, for rules that group
     /// nodes by a label.
     pub fn new(rules: Vec<Rule>, nodes: &[NodeView]) -> Self {
-        let keys = rules.iter().flat_map(|rule| &rule.group_by);
         let labels = nodes
             .iter()
             .map(|node| (node.name.clone(), node.labels.clone()));
+        let keys = rules.iter().flat_map(Rule::labels).cloned().collect();
+        let mut analyzer = Analyzer::new(rules);
+        let all = nodes.iter().map(|node| (node.name.as_str(), &node.labels));
+        analyzer.set_nodes(&all.collect::<Vec<_>>());
         Self {
-            keys: keys.flat_map(GroupKey::labels).cloned().collect(),
+            keys,
             labels: labels.collect(),
-            analyzer: Analyzer::new(rules),
+            analyzer,
             late: BTreeSet::new(),
             concluded: Vec::new(),
         }

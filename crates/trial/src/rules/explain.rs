@@ -35,7 +35,11 @@ pub struct ExplainedGroup {
 /// Returns the condition of a rule for people: `5 bursts within 24h`.
 pub fn condition(rule: &Rule) -> String {
     let condition = &rule.condition;
-    let (items, window) = (items(rule), condition.window);
+    let share = rule
+        .share
+        .map(|share| format!(", {share}% of all at least,"));
+    let items = format!("{}{}", items(rule), share.unwrap_or_default());
+    let window = condition.window;
     match &condition.kind {
         ConditionKind::Solo { gap } => {
             format!("a report with no other within {gap:#}, and no other fault within {window:#}")
@@ -50,8 +54,33 @@ pub fn condition(rule: &Rule) -> String {
                 condition.threshold
             )
         }
+        ConditionKind::Exclusive { .. } => format!(
+            "{} {items} within {window:#} that no other group has",
+            condition.threshold
+        ),
+        ConditionKind::Noisy {
+            factor, siblings, ..
+        } => format!(
+            "a {} with {} reports within {window:#}, and {factor} times the median of its siblings, of which \
+             {siblings} report too",
+            member(rule),
+            condition.threshold
+        ),
+        ConditionKind::Silent { .. } => format!(
+            "a {} without a report within {window:#}, where all others of the group report, {} at least",
+            member(rule),
+            condition.threshold
+        ),
         _ => format!("{} {items} within {window:#}", condition.threshold),
     }
+}
+
+/// Returns the word for the members that a rule compares.
+fn member(rule: &Rule) -> String {
+    rule.member
+        .as_ref()
+        .map(ToString::to_string)
+        .unwrap_or_default()
 }
 
 /// Explains a group of a rule.
@@ -62,7 +91,7 @@ pub fn explained(rule: &Rule, view: &GroupView) -> ExplainedGroup {
         last,
         lack,
     } = &view.held;
-    let (needed, window) = (rule.condition.threshold, rule.condition.window);
+    let (needed, window) = (view.needed, rule.condition.window);
     let open = view.conclusion.as_ref();
     let is_solo = matches!(rule.condition.kind, ConditionKind::Solo { .. });
     let more = u64::from(needed).saturating_sub(*count);
@@ -88,7 +117,7 @@ pub fn explained(rule: &Rule, view: &GroupView) -> ExplainedGroup {
         holds,
         lacks,
         last: *last,
-        evidence: evidence.clone(),
+        evidence: evidence.iter().map(|id| id.to_string()).collect(),
         concluded_since: open.map(|open| open.since),
         until: view.until,
     }
@@ -102,7 +131,9 @@ fn items(rule: &Rule) -> String {
         }
         ConditionKind::Burst(_) => "bursts".to_owned(),
         ConditionKind::Sequence { .. } => "steps".to_owned(),
-        ConditionKind::Distinct => {
+        ConditionKind::Noisy { .. } => format!("reports of the noisiest {}", member(rule)),
+        ConditionKind::Silent { .. } => format!("siblings, each a {} that reports,", member(rule)),
+        ConditionKind::Distinct | ConditionKind::Exclusive { .. } => {
             let keys: Vec<String> = rule.distinct.iter().map(ToString::to_string).collect();
             format!("values of {}", keys.join(" and "))
         }
@@ -126,7 +157,31 @@ fn lacking(rule: &Rule, count: u64, lack: &Lack) -> Option<String> {
             (count < least)
                 .then(|| format!("{least} reports, for there were {before} in the window before"))
         }
-        (Lack::Before(_), _) => None,
+        (Lack::Elsewhere(values), _) => {
+            let values = values.join(", ");
+            Some(format!("values that no other group has, unlike {values}"))
+        }
+        (Lack::Siblings(number), ConditionKind::Noisy { siblings, .. }) => Some(format!(
+            "{siblings} siblings that report too, for {number} do so far"
+        )),
+        (Lack::Median(median), ConditionKind::Noisy { factor, .. }) => {
+            let least = median.saturating_mul(u64::from(*factor));
+            Some(format!(
+                "{least} reports, for the median of its siblings is {median}"
+            ))
+        }
+        (Lack::OneSilent(silent), _) if silent.is_empty() => Some(format!(
+            "a {} that is known to be there and does not report",
+            member(rule)
+        )),
+        (Lack::OneSilent(silent), _) => {
+            let silent = silent.join("; ");
+            Some(format!(
+                "reports of all but one of those without any: {silent}"
+            ))
+        }
+        (Lack::Wait(until), _) => Some(format!("no other result of reports until {until}")),
+        (Lack::Before(_) | Lack::Siblings(_) | Lack::Median(_), _) => None,
     }
 }
 
@@ -135,6 +190,30 @@ mod tests {
     use analysis::Group;
 
     use super::*;
+
+    const NOISY: &str = "kind = \"outlier\"\nmember = \"gpu\"\nfactor = 10\nsiblings = 8\nthreshold = 20\n\
+                         gap = \"5m\"";
+    const SILENT: &str =
+        "kind = \"outlier\"\nmember = \"gpu\"\nsilent = true\nsiblings = 16\ngap = \"5m\"";
+
+    #[test]
+    fn a_condition_names_the_share_of_the_nodes() {
+        for (keys, expected) in [
+            ("", "3 values of node, 50% of all at least, within 1h"),
+            (
+                "exclusive = true\ngap = \"1m\"",
+                "3 values of node, 50% of all at least, within 1h that no other group has",
+            ),
+        ] {
+            let text = format!(
+                "built_in = false\n[[rules]]\nname = \"r\"\nkind = \"count\"\nwindow = \"1h\"\n\
+                 threshold = 3\ngroup_by = [\"rack\"]\ndistinct = [\"node\"]\nshare = \"50%\"\n\
+                 action = \"NONE\"\nmessage = \"m\"\n{keys}\n"
+            );
+            let rules = analysis::parse(&text, "rules.toml").unwrap();
+            assert_eq!(condition(&rules[0]), expected);
+        }
+    }
 
     #[test]
     fn what_is_lacking_is_told_by_kind() {
@@ -171,6 +250,51 @@ mod tests {
                 None,
                 &["a report that stands alone"],
             ),
+            (
+                "kind = \"count\"\ndistinct = [\"job\"]\nexclusive = true\ngap = \"5m\"\nthreshold = 3",
+                2,
+                Some(Lack::Elsewhere(vec!["ml/a".to_owned(), "ml/b".to_owned()])),
+                &[
+                    "1 more",
+                    "values that no other group has, unlike ml/a, ml/b",
+                ],
+            ),
+            (
+                NOISY,
+                20,
+                Some(Lack::Median(3)),
+                &["30 reports, for the median of its siblings is 3"],
+            ),
+            (
+                NOISY,
+                20,
+                Some(Lack::Siblings(5)),
+                &["8 siblings that report too, for 5 do so far"],
+            ),
+            (
+                SILENT,
+                15,
+                Some(Lack::OneSilent(Vec::new())),
+                &[
+                    "1 more",
+                    "a gpu that is known to be there and does not report",
+                ],
+            ),
+            (
+                SILENT,
+                16,
+                Some(Lack::OneSilent(vec![
+                    "a, PCI 1".to_owned(),
+                    "b, PCI 2".to_owned(),
+                ])),
+                &["reports of all but one of those without any: a, PCI 1; b, PCI 2"],
+            ),
+            (
+                SILENT,
+                16,
+                Some(Lack::Wait(at(60))),
+                &["no other result of reports until 1970-01-01T00:01:00Z"],
+            ),
         ] {
             let text = format!(
                 "built_in = false\n[[rules]]\nname = \"r\"\nwindow = \"1h\"\naction = \"NONE\"\n\
@@ -184,6 +308,7 @@ mod tests {
                     lack,
                     ..Held::default()
                 },
+                needed: rule.condition.threshold,
                 conclusion: None,
                 until: None,
             };

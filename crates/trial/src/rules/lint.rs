@@ -214,6 +214,12 @@ impl Warnings<'_> {
         }
     }
 
+    /// Returns true if each group of the rule has one value of a key.
+    fn has_one(&self, key: &GroupKey) -> bool {
+        let of_node = *key == GroupKey::Node && self.rule.is_of_one_node();
+        self.rule.group_by.contains(key) || of_node
+    }
+
     /// Warns of a threshold that cannot be reached.
     fn of_threshold(&mut self) {
         let Condition {
@@ -225,16 +231,20 @@ impl Warnings<'_> {
         if *threshold < 2 {
             return;
         }
+        if let Some(key) = self.rule.member.as_ref().filter(|key| self.has_one(key)) {
+            self.warn(
+                format!("it compares each '{key}' with its siblings, and a group has one"),
+                "group by something wider, such as rack",
+            );
+        }
         let between = i32::try_from(threshold - 1).unwrap_or(i32::MAX);
-        let is_distinct = matches!(kind, ConditionKind::Distinct);
-        let one_node = is_distinct && self.rule.is_of_one_node();
         for key in self
             .rule
             .distinct
             .iter()
             .filter(|_| self.rule.distinct.len() == 1)
         {
-            if self.rule.group_by.contains(key) || (one_node && *key == GroupKey::Node) {
+            if self.has_one(key) {
                 self.warn(
                     format!("distinct counts '{key}', of which a group has one: {threshold} are never reached"),
                     "group by something wider, such as rack, or count another key",
@@ -312,6 +322,7 @@ fn known_codes(matches: &Matches, catalog: &Catalog) -> Option<BTreeSet<String>>
         codes.insert(keys::CODE_GPU_RESET_FAILURE.to_owned());
         if matches.agents.is_empty() {
             codes.insert(keys::CODE_DCGM_CONNECTIVITY.to_owned());
+            codes.insert(keys::CODE_VALIDATION_FAILED.to_owned());
         }
     }
     for check in &matches.checks {
@@ -430,6 +441,14 @@ mod tests {
             (
                 "codes = [\"13\"]\ngroup_by = [\"job\"]",
                 "count once for each job",
+            ),
+            (
+                "kind = \"outlier\"\nmember = \"node\"\nfactor = 3\nsiblings = 3\nthreshold = 3\ngap = \"5m\"",
+                "it compares each 'node' with its siblings, and a group has one",
+            ),
+            (
+                "kind = \"count\"\ndistinct = [\"gpu\"]\nexclusive = true\ngap = \"5m\"\nthreshold = 2\ngroup_by = [\"gpu\"]",
+                "distinct counts 'gpu'",
             ),
         ] {
             let found = warnings(keys);

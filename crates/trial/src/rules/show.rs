@@ -160,18 +160,43 @@ fn keys_of(rule: &Rule) -> Vec<(&'static str, Value)> {
         json!(keys.iter().map(ToString::to_string).collect::<Vec<_>>())
     };
     let (kind, more) = match &condition.kind {
-        ConditionKind::Count | ConditionKind::Distinct => ("count", None),
-        ConditionKind::Burst(gaps) => ("burst", Some(("gap", span(gaps.gap)))),
-        ConditionKind::Solo { gap } => ("solo", Some(("gap", span(*gap)))),
-        ConditionKind::Trend { factor } => ("trend", Some(("factor", json!(factor)))),
+        ConditionKind::Count | ConditionKind::Distinct => ("count", Vec::new()),
+        ConditionKind::Exclusive { gap } => (
+            "count",
+            vec![("exclusive", json!(true)), ("gap", span(*gap))],
+        ),
+        ConditionKind::Burst(gaps) => ("burst", vec![("gap", span(gaps.gap))]),
+        ConditionKind::Solo { gap } => ("solo", vec![("gap", span(*gap))]),
+        ConditionKind::Trend { factor } => ("trend", vec![("factor", json!(factor))]),
         ConditionKind::Sequence { within } => {
             let within = (*within < MAX_WINDOW).then(|| ("within", span(*within)));
-            ("sequence", within)
+            ("sequence", within.into_iter().collect())
+        }
+        ConditionKind::Noisy {
+            factor,
+            siblings,
+            gap,
+        } => {
+            let keys = [
+                ("factor", json!(factor)),
+                ("siblings", json!(siblings)),
+                ("gap", span(*gap)),
+            ];
+            ("outlier", keys.to_vec())
+        }
+        ConditionKind::Silent { gap } => {
+            let siblings = json!(condition.threshold);
+            let keys = [
+                ("silent", json!(true)),
+                ("siblings", siblings),
+                ("gap", span(*gap)),
+            ];
+            ("outlier", keys.to_vec())
         }
     };
     let has_threshold = !matches!(
         condition.kind,
-        ConditionKind::Solo { .. } | ConditionKind::Sequence { .. }
+        ConditionKind::Solo { .. } | ConditionKind::Sequence { .. } | ConditionKind::Silent { .. }
     );
     let mut keys = vec![("kind", json!(kind))];
     keys.extend(keys_of_matches(&rule.matches));
@@ -179,11 +204,17 @@ fn keys_of(rule: &Rule) -> Vec<(&'static str, Value)> {
         ("steps", json!(steps_of(rule))),
         ("group_by", names(&rule.group_by)),
         ("distinct", names(&rule.distinct)),
-        ("window", span(condition.window)),
     ]);
+    let member = rule.member.as_ref();
+    keys.extend(member.map(|member| ("member", json!(member.to_string()))));
+    keys.extend([("window", span(condition.window))]);
     if has_threshold {
         keys.push(("threshold", json!(condition.threshold)));
     }
+    keys.extend(
+        rule.share
+            .map(|share| ("share", json!(format!("{share}%")))),
+    );
     keys.extend(more);
     keys.extend(condition.close.map(|close| ("close", span(close))));
     keys.extend([
@@ -213,11 +244,14 @@ fn keys_of_matches(matches: &Matches) -> Vec<(&'static str, Value)> {
     keys
 }
 
-/// Returns the steps of a sequence, equal neighbours as one.
+/// Returns the steps of a sequence, equal neighbours as one, without the keys that are those of the
+/// rule.
 fn steps_of(rule: &Rule) -> Vec<Map<String, Value>> {
     let mut steps: Vec<(Map<String, Value>, u64)> = Vec::new();
+    let common = keys_of_matches(&rule.matches);
     for matches in &rule.steps {
         let keys = keys_of_matches(matches).into_iter();
+        let keys = keys.filter(|key| !common.contains(key));
         let mut step: Map<String, Value> = keys.map(|(key, it)| (key.to_owned(), it)).collect();
         if matches.is_healthy {
             step.insert("healthy".to_owned(), json!(true));

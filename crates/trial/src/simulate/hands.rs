@@ -62,6 +62,20 @@ impl SimNode {
         self.change(&change);
     }
 
+    /// Approves what is proposed for the node, as a person. Returns the id of the proposal.
+    pub(super) fn approve(&mut self, now: Timestamp) -> Option<String> {
+        let own = Ownership::read(&self.view)?;
+        let id = own.mark.proposal()?.id(&own.session_id);
+        let until = now + SignedDuration::from_hours(1);
+        let approval = json!({"proposal": id, "by": "alice", "at": now, "until": until});
+        let approval = (keys::APPROVE.to_owned(), Some(approval.to_string()));
+        self.change(&NodeChange {
+            annotations: [approval].into_iter().collect(),
+            ..NodeChange::default()
+        });
+        Some(id)
+    }
+
     /// Changes the node as a machine. `begun` means that its remediation has started.
     pub(super) fn change_by_machine(
         &mut self,

@@ -135,6 +135,8 @@ pub(super) enum Happening {
     Crash(Memory, u64),
     /// Person changes a node.
     Hand(usize, Hand),
+    /// Person approves what is proposed for any node.
+    Approves,
     /// Machine changes a node.
     Machine(usize, MachineChange),
     /// Person pauses new quarantines, with or without remediations, or ends the pause.
@@ -204,7 +206,8 @@ impl Happening {
             41 if dice.once_in(6) => Self::Deleted(dice.below(4)),
             41 => Self::Named(dice.below(4)),
             42..44 => Self::Machine(dice.below(NODES), MachineChange::any(dice)),
-            44..48 => Self::ReadSwitches,
+            44..47 => Self::ReadSwitches,
+            47 => Self::Approves,
             48 if dice.once_in(6) => Self::RuleDeleted(dice.below(4)),
             48 if dice.once_in(8) => Self::Time(-seconds(dice.below(7200))),
             _ => {
@@ -362,6 +365,7 @@ impl fmt::Display for Happening {
                 write!(f, "the controller crashes, and restarts with {memory}")
             }
             Self::Hand(node, hand) => write!(f, "n{node}: {hand}"),
+            Self::Approves => write!(f, "somebody approves whatever is proposed"),
             Self::Machine(node, MachineChange::Boots) => write!(f, "n{node}: it boots"),
             Self::Machine(node, MachineChange::Uncordons) => {
                 write!(f, "n{node}: its driver loader uncordons it")

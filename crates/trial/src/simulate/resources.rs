@@ -39,6 +39,8 @@ equivalenceGroup = "reset"
 supersedingEquivalenceGroups = ["restart"]
 impactedEntityScope = "GPU_UUID"
 "#;
+/// Action that waits for an approval, where there are any.
+pub(super) const ASKS: &str = "RESTART_BM";
 /// Remediation of the simulated cluster beside resets: reboots, and the Job of a validation.
 pub(super) const REMEDIATION: &str = r#"
 [remediationActions.RESTART_BM]

@@ -16,7 +16,7 @@ use policy::{DEFAULT_POLICY, Policy};
 use super::dice::Dice;
 use super::happening::Broken;
 use super::happening::{CHECKS, SCHEDULER};
-use super::resources::{REMEDIATION, RESET_GPU, RESET_NODE};
+use super::resources::{ASKS, REMEDIATION, RESET_GPU, RESET_NODE};
 
 /// Drain modes of the [`NAMESPACES`](super::happening::NAMESPACES).
 const DRAIN: &str = r#"
@@ -95,6 +95,8 @@ pub(super) struct Setup {
     pub(super) gangs: bool,
     /// Validation of nodes that were remediated.
     pub(super) validation: Proof,
+    /// True if all routes that drain, and reboots, wait for a person's approval.
+    pub(super) approvals: bool,
 }
 
 /// Configuration of a controller, as its files give it.
@@ -119,6 +121,7 @@ impl Setup {
             custom_drain: dice.once_in(2),
             gangs: dice.once_in(2),
             validation: Proof::any(&mut dice),
+            approvals: dice.once_in(2),
         }
     }
 
@@ -145,6 +148,10 @@ impl Setup {
                 validation: Proof::Nothing,
                 ..self.clone()
             },
+            Self {
+                approvals: false,
+                ..self.clone()
+            },
         ];
         for (index, _) in CHECKS.iter().enumerate() {
             let mut without = self.clone();
@@ -161,6 +168,11 @@ impl Setup {
     pub(super) fn route(&self, check: &str) -> Option<Route> {
         let mut routes = CHECKS.iter().zip(self.routes);
         routes.find(|(of, _)| **of == check)?.1
+    }
+
+    /// Returns true if the faults of a check wait for an approval.
+    pub(super) fn asks(&self, check: &str) -> bool {
+        self.approvals && self.route(check).is_some_and(|route| route != Route::Stays)
     }
 
     /// Returns true if another operator drains a node.
@@ -211,7 +223,12 @@ impl Setup {
     fn remediation(&self) -> String {
         let reset = if self.partial { RESET_GPU } else { RESET_NODE };
         let validation = self.validation.table();
-        format!("{reset}{REMEDIATION}{validation}")
+        let mut actions = REMEDIATION.to_owned();
+        if self.approvals {
+            let name = format!("[remediationActions.{ASKS}]\n");
+            actions = actions.replacen(&name, &format!("{name}approve = true\n"), 1);
+        }
+        format!("{reset}{actions}{validation}")
     }
 
     /// Returns the text of the policy: the built-in one, with routes and device taints.
@@ -226,7 +243,12 @@ impl Setup {
             let Some(route) = route else {
                 continue;
             };
-            let stages = route.stages();
+            let approve = if self.asks(check) {
+                "approve = true\n"
+            } else {
+                ""
+            };
+            let stages = format!("{approve}{}", route.stages());
             text += &format!(
                 "\n[[routes]]\nname = \"{check}\"\n{stages}\n[[routes.match.all]]\n\
                  kind = \"HealthEvent\"\nexpression = \"event.checkName == '{check}'\"\n"
@@ -251,6 +273,9 @@ impl fmt::Display for Setup {
         }
         if self.gangs {
             features.push("gangs and checkpoints".to_owned());
+        }
+        if self.approvals {
+            features.push("approvals of routes and reboots".to_owned());
         }
         match self.validation {
             Proof::Nothing => {}

@@ -46,8 +46,9 @@ fn all_combinations_of_features_are_met() {
     assert_eq!(setups.iter().map(routes).collect::<BTreeSet<_>>().len(), 16);
     let switches = |one: &Setup| {
         let of_drains = (one.partial, one.custom_drain, one.gangs);
-        (of_drains, one.device_taints, one.validation)
+        let of_all = (one.device_taints, one.validation, one.approvals);
+        (of_drains, of_all)
     };
     let met: BTreeSet<_> = setups.iter().map(switches).collect();
-    assert_eq!(met.len(), 64);
+    assert_eq!(met.len(), 128);
 }

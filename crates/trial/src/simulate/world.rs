@@ -48,6 +48,8 @@ pub(super) struct World {
     /// State of the pause switch: whether remediations are paused together with new
     /// quarantines; `None` if nothing is paused.
     paused: Option<bool>,
+    /// Ids of the proposals that a person has approved.
+    pub(super) approved: BTreeSet<String>,
     pods_made: u64,
     pub(super) resources: Resources,
     pub(super) rules: Rules,
@@ -79,6 +81,7 @@ impl World {
             latest: Timestamp::UNIX_EPOCH,
             put_back: false,
             paused: None,
+            approved: BTreeSet::new(),
             pods_made: 0,
             resources: Resources::default(),
             rules: Rules::new(),
@@ -218,6 +221,7 @@ impl World {
                         let begun = self.resources.is_begun(&node.view);
                         judge::release(node, &planned, begun, self.now)?;
                         judge::drained(self, node, &planned)?;
+                        judge::approved(self, &planned)?;
                     }
                     self.pending.push(PendingRequest::Patch(planned));
                 }
@@ -346,6 +350,13 @@ impl World {
         if let Some(node) = self.nodes.get_mut(index) {
             node.change_by_hand(hand, now);
         }
+    }
+
+    /// Lets a person approve what is proposed for any node.
+    pub(super) fn approve(&mut self) {
+        let now = self.now;
+        let approved = self.nodes.iter_mut().filter_map(|node| node.approve(now));
+        self.approved.extend(approved);
     }
 
     /// Lets a machine change a node.

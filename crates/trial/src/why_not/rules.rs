@@ -40,6 +40,7 @@ pub(super) fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
             node,
             &situation.devices,
             dismissal(observed, situation.dropped_at, &situation.session.times),
+            situation.now,
         );
         if is_notice(fault, &desired.rulings) {
             notices += 1;
@@ -83,7 +84,11 @@ fn rule_check(
             stops(RULES, format!("{title}: {how} at {up_to:.0}"))
                 .fix("a newer report of the fault counts again")
         }
-        Ruling::Skipped => stops(RULES, format!("{title}: {ruling}")),
+        Ruling::Skipped | Ruling::AwaitsPrimary(_) => stops(RULES, format!("{title}: {ruling}")),
+        Ruling::Explained(cause) => stops(RULES, format!("{title}: {ruling}")).fix(&format!(
+            "gpuwarden why-not {} says what is done about its cause",
+            cause.node
+        )),
         Ruling::Forced => Check {
             details: route.iter().map(ToString::to_string).collect(),
             ..passes(RULES, format!("{title}: {ruling}"))

@@ -103,6 +103,7 @@ fn ask(world: &World) -> WhyNot {
         devices: NodeDevices::default(),
         hold: world.hold.as_ref(),
         dropped_at: None,
+        now: Timestamp::MAX,
     };
     explain(&situation, cluster, world.source.as_slice())
 }

@@ -18,7 +18,7 @@ async fn named(bench: &Bench) -> Vec<[String; 3]> {
 }
 
 #[tokio::test]
-async fn each_gpu_is_named_once_per_boot_and_place() {
+async fn each_gpu_is_named_once_per_boot_place_and_week() {
     let mut bench = Bench::new();
     let first = ["GPU-0", "0000:b0:00.0", "S0"];
     let second = ["GPU-1", "0000:b1:00.0", "S1"];
@@ -32,6 +32,14 @@ async fn each_gpu_is_named_once_per_boot_and_place() {
     bench.boot = 2;
     bench.poll_once().await;
     assert_eq!(named(&bench).await, [first, second, moved, first, moved]);
+    let days = |days: i64| AHEAD.set(SignedDuration::from_hours(24 * days));
+    days(6);
+    bench.poll_once().await;
+    assert_eq!(named(&bench).await.len(), 5);
+    days(7);
+    bench.poll_once().await;
+    bench.poll_once().await;
+    assert_eq!(named(&bench).await[5..], [first, moved]);
     // None of them can open or close a fault.
     let events = bench.all_stored().await;
     let names = |event: &&HealthEvent| event.check_name == keys::CHECK_GPU_INVENTORY;

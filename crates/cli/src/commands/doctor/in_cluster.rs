@@ -1,8 +1,12 @@
 //! Checks of the cluster: connection, version, clock, permissions, this machine's node, and what
 //! gpuwarden reads there.
 
+use std::collections::BTreeSet;
+
+use analysis::{NodePlaces, Rule, RulesText};
 use cluster::{Cluster, ObjectKind, ServerInfo};
 use contract::findings::MAX_FILE_BYTES;
+use contract::keys;
 use controller::certificate;
 use controller::policy::PolicySource;
 use controller::text_place::TextPlace;
@@ -17,7 +21,7 @@ use runtime::text_file;
 use super::needs::{self, Need};
 use super::peers::in_time;
 use super::{Finding, Installation, causes};
-use crate::settings::Mode;
+use crate::settings::{AnalysisRules, Mode};
 
 /// Difference between two clocks that makes stories hard to read.
 const ODD_SKEW: SignedDuration = SignedDuration::from_secs(2);
@@ -76,7 +80,7 @@ pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
             findings.extend(alone(count));
         }
     }
-    if let Ok(any) = cluster.any_node_with(label).await {
+    if let Ok(any) = cluster.any_node_with(&label.to_string()).await {
         findings.push(if any {
             Finding::ok(
                 "gpu-nodes",
@@ -95,6 +99,9 @@ pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
         findings.push(Finding::problem("namespace", what).fix(fix));
     }
     findings.extend(policy);
+    let (finding, rules, places) = rules(&cluster, &act.rules).await;
+    findings.extend(finding);
+    findings.extend(topology(&cluster, &rules, &places).await);
     findings
 }
 
@@ -229,36 +236,118 @@ fn own_node(name: &str, found: Option<&NodeView>, label: &NodeLabel) -> Vec<Find
 
 /// Returns the finding about a policy in a `ConfigMap`, and the policy's text, where it can be read.
 async fn policy(cluster: &Cluster, source: &PolicySource) -> (Option<Finding>, Option<String>) {
-    let (namespace, name, key) = match source {
-        PolicySource::BuiltIn | PolicySource::Preset(_) => return (None, None),
-        PolicySource::Place(TextPlace::File(path)) => {
-            return (None, text_file::read(path, MAX_FILE_BYTES).ok());
+    let PolicySource::Place(place) = source else {
+        return (None, None);
+    };
+    let (text, fix) = text_of(cluster, place, "policy.toml").await;
+    let parsed = text
+        .clone()
+        .and_then(|text| Policy::parse(&text, &place.to_string()).map_err(|error| causes(&error)));
+    let parsed = parsed.map(|_| format!("{place} can be read"));
+    let finding = fix.map(|fix| Finding::tried("policy", parsed).fix(fix));
+    (finding, text.ok())
+}
+
+/// Returns the finding about rules of the analysis in a `ConfigMap`, the rules in effect, and the
+/// places that they give to nodes by their names.
+async fn rules(
+    cluster: &Cluster,
+    source: &AnalysisRules,
+) -> (Option<Finding>, Vec<Rule>, NodePlaces) {
+    let place = match source {
+        AnalysisRules::Off => return (None, Vec::new(), NodePlaces::default()),
+        AnalysisRules::BuiltIn => return (None, analysis::built_in(), NodePlaces::default()),
+        AnalysisRules::Place(place) => place,
+    };
+    let (text, fix) = text_of(cluster, place, "rules.toml").await;
+    let parsed = text.and_then(|text| {
+        let source = place.to_string();
+        let text = RulesText { source, text };
+        let rules = text.parse().map_err(|error| causes(&error))?;
+        Ok((rules, text.places()))
+    });
+    let read = match &parsed {
+        Ok(_) => Ok(format!("{place} can be read")),
+        Err(error) => Err(error.clone()),
+    };
+    let finding = fix.map(|fix| Finding::tried("rules", read).fix(fix));
+    let (rules, places) = parsed.unwrap_or_else(|_| (analysis::built_in(), NodePlaces::default()));
+    (finding, rules, places)
+}
+
+/// Returns whether nodes have a place by their names, or a label by which the rules group several
+/// nodes.
+async fn topology(cluster: &Cluster, rules: &[Rule], places: &NodePlaces) -> Option<Finding> {
+    if !places.is_empty() {
+        return Some(by_names(&cluster.node_names().await.ok()?, places));
+    }
+    let labels: BTreeSet<&str> = rules
+        .iter()
+        .flat_map(Rule::labels)
+        .map(String::as_str)
+        .collect();
+    let mut labels: Vec<&str> = labels.into_iter().collect();
+    // What the events of a monitor name is no label.
+    labels.retain(|label| *label != keys::META_CHASSIS_SERIAL);
+    if labels.is_empty() {
+        return None;
+    }
+    for label in &labels {
+        if cluster.any_node_with(label).await.ok()? {
+            return Some(Finding::ok(
+                "topology",
+                format!("nodes have the label {label}"),
+            ));
         }
-        PolicySource::Place(TextPlace::ConfigMap {
+    }
+    let what = format!("no node has a label of {}", labels.join(", "));
+    let fix = "label the nodes, or name them in topology.nodes of a file of rules";
+    Some(Finding::warning("topology", what).fix(fix))
+}
+
+/// Returns how many of the cluster's nodes have a place by their names.
+fn by_names(nodes: &[String], places: &NodePlaces) -> Finding {
+    let placed = nodes.iter().filter(|node| places.names(node)).count();
+    let all = nodes.len();
+    let what = format!("topology.nodes of the rules places {placed} of {all} nodes by their names");
+    if placed > 0 {
+        return Finding::ok("topology", what);
+    }
+    Finding::warning("topology", what)
+}
+
+/// Returns the text at a place, or the reason why it cannot be read; of a `ConfigMap` also the fix.
+/// `file` is the name of a file that such a text comes from.
+async fn text_of(
+    cluster: &Cluster,
+    place: &TextPlace,
+    file: &str,
+) -> (Result<String, String>, Option<String>) {
+    let (namespace, name, key) = match place {
+        TextPlace::File(path) => {
+            let text = text_file::read(path, MAX_FILE_BYTES);
+            return (text.map_err(|error| causes(&error)), None);
+        }
+        TextPlace::ConfigMap {
             namespace,
             name,
             key,
-        }) => (namespace, name, key),
+        } => (namespace, name, key),
     };
-    let place = source.to_string();
     let edit = format!("kubectl -n {namespace} edit configmap {name}");
     let (text, fix) = match cluster.find_config_map(namespace, name).await {
         Err(error) => (Err(causes(&error)), "see permissions".to_owned()),
         Ok(None) => (
             Err("there is no such object".to_owned()),
-            format!("kubectl -n {namespace} create configmap {name} --from-file={key}=policy.toml"),
+            format!("kubectl -n {namespace} create configmap {name} --from-file={key}={file}"),
         ),
         Ok(Some(mut map)) => {
             let text = map.data.remove(key);
             (text.ok_or("there is no such key".to_owned()), edit)
         }
     };
-    let parsed = match &text {
-        Ok(text) => Policy::parse(text, &place).map_err(|error| causes(&error)),
-        Err(error) => Err(format!("{place}: {error}")),
-    };
-    let parsed = parsed.map(|_| format!("{place} can be read"));
-    (Some(Finding::tried("policy", parsed).fix(fix)), text.ok())
+    let text = text.map_err(|error| format!("{place}: {error}"));
+    (text, Some(fix))
 }
 
 #[cfg(test)]

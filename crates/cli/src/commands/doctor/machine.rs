@@ -18,7 +18,8 @@ use store::{StoreError, StoreUrl};
 use super::{Finding, Installation, asker, causes};
 use crate::commands::load_catalog;
 use crate::given::Given;
-use crate::policy_source;
+use crate::settings::AnalysisRules;
+use crate::{policy_source, rules_source};
 
 /// Free space below which the store may stop accepting events within a day.
 const LITTLE_ROOM: u64 = 256 * MIB;
@@ -44,6 +45,7 @@ pub(super) fn check(installation: &Installation, running: bool, given: &Given) -
     let needed = descriptors::needed(installation.ingest.is_some());
     findings.extend(files(descriptors::hard_limit(), needed));
     findings.extend(act.and_then(|act| policy(&act.policy, given)));
+    findings.extend(act.and_then(|act| rules(&act.rules, given)));
     if let Some(node) = node.filter(|node| !node.catalog.is_empty()) {
         let read = load_catalog(&node.catalog).map_err(|error| causes(error.as_ref()));
         findings.push(Finding::tried("catalog", read.map(|read| changed(&read))));
@@ -181,6 +183,16 @@ fn policy(source: &PolicySource, given: &Given) -> Option<Finding> {
     let read = read.map_err(|error| causes(error.as_ref()));
     let fix = format!("{} {}", given.command("policy lint"), shell::word(&name));
     Some(Finding::tried("policy", read.map(|_| format!("{name} can be read"))).fix(fix))
+}
+
+fn rules(source: &AnalysisRules, given: &Given) -> Option<Finding> {
+    let AnalysisRules::Place(TextPlace::File(path)) = source else {
+        return None;
+    };
+    let name = path.display().to_string();
+    let read = rules_source::load(&name).map_err(|error| causes(error.as_ref()));
+    let fix = format!("{} {}", given.command("rules lint"), shell::word(&name));
+    Some(Finding::tried("rules", read.map(|_| format!("{name} can be read"))).fix(fix))
 }
 
 #[cfg(test)]

@@ -84,6 +84,7 @@ fn settings(
     // A node without a kubelet has no pods.
     let has_pods = (installation.node.as_ref()).is_none_or(|node| node.pod_resources.exists());
     let ingest = installation.ingest.as_ref();
+    let labels = installation.labels.as_ref();
     let uses_tls = |transport: &Transport| matches!(transport, Transport::Tls { .. });
     let terminates = config.is_some_and(|config| config.rules(Action::Terminate).is_some());
     let all = [
@@ -91,6 +92,11 @@ fn settings(
         ("conditions", acts && act.reports.conditions),
         ("events", acts && act.reports.events.is_some()),
         ("switches", act.mode != Mode::Observe),
+        // A standby takes them over; `run` keeps its store.
+        (
+            "marks",
+            act.mode != Mode::Observe && installation.node.is_none(),
+        ),
         ("policy", map_of(&act.policy).is_some()),
         ("election", installation.leader_elect),
         ("pods", acts && has_pods),
@@ -106,6 +112,11 @@ fn settings(
         (
             "slices",
             validation.is_some_and(ValidationConfiguration::reads_slices),
+        ),
+        ("labels", labels.is_some()),
+        (
+            "label-slices",
+            labels.is_some_and(|it| it.labels.reads_slices()),
         ),
         ("tokens", ingest.is_some_and(|it| uses_tls(&it.transport))),
         ("certificate", issues_certificate(installation)),

@@ -97,10 +97,7 @@ impl Shown {
         };
         let budgets = policy.brake.budgets.iter().map(ToString::to_string);
         let window = policy.brake.window.iter().map(ToString::to_string);
-        let mut brake = budgets.chain(window).collect::<Vec<_>>().join(", ");
-        if brake.is_empty() {
-            "none".clone_into(&mut brake);
-        }
+        let brake = listed(budgets.chain(window));
         let policies = policy.policies.iter().map(|named| Named {
             name: named.name.clone(),
             rule_sets: named.rule_sets.iter().map(ShownRuleSet::of).collect(),
@@ -113,6 +110,7 @@ impl Shown {
                 setting(&["unhealthy-taint"], policy.unhealthy_taint.to_string()),
                 setting(&["uncordon-labels"], policy.uncordon_labels.to_string()),
                 setting(&["uncordon"], policy.uncordon.to_string()),
+                setting(&["protect-from"], listed(policy.protect_from.iter())),
             ],
             rule_sets: policy.rule_sets.iter().map(ShownRuleSet::of).collect(),
             routes: policy.routes.iter().map(ShownRoute::of).collect(),
@@ -214,6 +212,15 @@ impl ShownRule {
             expression: rule.expression.clone(),
         }
     }
+}
+
+/// Returns the items in one line; `none` if there are none.
+fn listed(items: impl Iterator<Item = impl ToString>) -> String {
+    let items: Vec<String> = items.map(|item| item.to_string()).collect();
+    if items.is_empty() {
+        return "none".to_owned();
+    }
+    items.join(", ")
 }
 
 fn write_rules(indent: &str, all: &[ShownRule], any: &[ShownRule]) -> anyhow::Result<()> {

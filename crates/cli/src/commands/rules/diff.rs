@@ -11,7 +11,6 @@ use trial::rules::show::{RuleDifference, differences};
 use crate::args::Format;
 use crate::commands::replay::{self, Inputs, shown_time};
 use crate::output::{self, plural, say};
-use crate::rules_source;
 use crate::{EXIT_FAILED, exit_code};
 
 /// Conclusion of only one set of rules.
@@ -24,13 +23,13 @@ struct OnlyOne<'a> {
 }
 
 pub(super) fn execute(
-    sources: [&str; 2],
+    sides: [(&str, Vec<Rule>); 2],
     files: &[String],
     nodes: Option<&Path>,
     format: Format,
 ) -> anyhow::Result<u8> {
-    let [a, b] = sources;
-    let (first, second) = (rules_source::load(a)?, rules_source::load(b)?);
+    let [(a, first), (b, second)] = sides;
+    let sources = [a, b];
     let found = differences(&first, &second);
     if files.is_empty() {
         let written = output::structured(format, &found).and_then(|is_written| {

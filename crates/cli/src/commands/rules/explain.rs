@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use analysis::{GroupKey, Rule};
+use analysis::{Rule, RulesText};
 use console::api::EventView;
 use contract::json;
 use jiff::Timestamp;
@@ -13,12 +13,12 @@ use trial::rules::explain::{ExplainedGroup, condition, explained};
 
 use super::show::named;
 use crate::EXIT_OK;
-use crate::args::{Format, RemoteArgs};
+use crate::args::{ConnectArgs, Format, RemoteArgs};
 use crate::client::Client;
 use crate::commands::events;
 use crate::commands::replay::{self, Inputs, shown_time};
 use crate::output::{self, Colour, say};
-use crate::rules_source::{self, BUILT_IN};
+use crate::rules_source;
 
 /// Question about a rule.
 pub(super) struct Question<'a> {
@@ -43,13 +43,26 @@ pub(super) async fn execute(
     remote: &RemoteArgs,
     format: Format,
 ) -> anyhow::Result<u8> {
-    let rules = rules_source::load(question.rules.unwrap_or(BUILT_IN))?;
+    let running = match question.files {
+        [] => Some(Client::remote(remote).await?),
+        _ => None,
+    };
+    let rules = match (question.rules, &running) {
+        (Some(source), _) => {
+            let connect = ConnectArgs {
+                kubeconfig: remote.kubeconfig.clone(),
+                context: remote.context.clone(),
+            };
+            rules_source::load_from(source, &connect).await?
+        }
+        (None, Some(client)) => client.get::<RulesText>("/api/v1/rules").await?.parse()?,
+        (None, None) => analysis::built_in(),
+    };
     let rule = named(&rules, question.rule)?;
     let nodes = question.nodes.map(replay::read_nodes).transpose()?;
-    let (records, now) = if question.files.is_empty() {
-        (of_running(remote).await?, Timestamp::now())
-    } else {
-        of_files(question.files)?
+    let (records, now) = match &running {
+        Some(client) => (of_running(client).await?, Timestamp::now()),
+        None => of_files(question.files)?,
     };
     let conclusions = Conclusions::new(vec![rule.clone()], &nodes.unwrap_or_default());
     let mut groups = conclusions.groups(&rule.name, &records, now);
@@ -72,8 +85,7 @@ pub(super) async fn execute(
 }
 
 /// Returns all events of the running gpuwarden.
-async fn of_running(remote: &RemoteArgs) -> anyhow::Result<Vec<EventRecord>> {
-    let client = Client::remote(remote).await?;
+async fn of_running(client: &Client) -> anyhow::Result<Vec<EventRecord>> {
     let newest: Vec<EventView> = client.get("/api/v1/events?limit=1").await?;
     let mut records = Vec::new();
     if let Some(newest) = newest.first() {
@@ -87,7 +99,7 @@ async fn of_running(remote: &RemoteArgs) -> anyhow::Result<Vec<EventRecord>> {
             });
             Ok(())
         };
-        events::each(&client, newest.seq, take).await?;
+        events::each(client, newest.seq, take).await?;
     }
     Ok(records)
 }
@@ -145,14 +157,15 @@ fn text(
             .node
             .map(|node| format!(" of {}", output::plain(node)));
         say!("\nNo event{} counts for the rule.", on.unwrap_or_default())?;
-        let by_label = rule.group_by.iter().any(|key| !key.labels().is_empty());
-        if by_label && question.nodes.is_none() {
-            let names: Vec<String> =
-                (rule.group_by.iter().flat_map(GroupKey::labels).cloned()).collect();
+    }
+    if explained.groups.is_empty() || rule.share.is_some() {
+        let labels: Vec<String> = rule.labels().cloned().collect();
+        if !labels.is_empty() && question.nodes.is_none() {
             say!(
-                "It groups nodes by the label {}, which events do not carry; --nodes FILE (kubectl get \
-                 nodes -o json) names the labels of your nodes.",
-                names.join(" or ")
+                "\nIt reads {}, which events may lack; --nodes FILE (kubectl get nodes -o json) has the \
+                 labels of your nodes{}.",
+                output::plain(&labels.join(" or ")),
+                rule.share.map_or("", |_| ", and how many a group has")
             )?;
         }
     }

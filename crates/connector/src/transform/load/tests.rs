@@ -33,7 +33,7 @@ fn the_four_files_as_they_are_in_use_load() {
     }
 
     let (labels, notes) = metadata(METADATA, "metadata.toml").unwrap();
-    assert_eq!(labels.0.len(), 6);
+    assert_eq!(labels.0.len(), 9);
     assert!(notes[0].contains("cacheSize"), "{notes:?}");
 
     let (overrides, notes) = overrides(OVERRIDES, "overrides.toml").unwrap();
@@ -60,6 +60,8 @@ fn what_is_left_out_has_the_values_of_the_reference() {
     };
     assert_eq!(connector("{}", "c").unwrap(), empty);
     assert_eq!(metadata("", "m").unwrap().0, Labels::default());
+    let none = metadata("allowedLabels = []", "m").unwrap().0;
+    assert_eq!(none, Labels(Vec::new()));
     let off = overrides("[[rules]]\nname = 'not even read'\n", "o").unwrap();
     assert!(off.0.rules.is_empty() && off.1[0].contains("1 rules are off"));
     let settings = dedup("", "d").unwrap();

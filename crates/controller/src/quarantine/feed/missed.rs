@@ -61,7 +61,7 @@ impl Feed {
         };
         // Earlier events are history, which has no effect on the book.
         let after = reading.read_up_to().max(self.store.identity().since);
-        let page = match self.store.feed(after, PAGE).await {
+        let mut page = match self.store.feed(after, PAGE).await {
             Ok(page) => page,
             Err(error) => {
                 let error = chain(&error);
@@ -75,7 +75,8 @@ impl Feed {
         };
         let applied = fleet.book().applied();
         let is_last = page.last().is_none_or(|record| record.seq >= applied);
-        for record in page.iter().filter(|record| record.seq <= applied) {
+        for record in page.iter_mut().filter(|record| record.seq <= applied) {
+            self.places.locate(&mut record.event);
             reading.record(record);
         }
         if !is_last {

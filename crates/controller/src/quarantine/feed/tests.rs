@@ -1,12 +1,15 @@
+use std::sync::Arc;
 use std::time::Duration;
 
+use analysis::RulesText;
 use model::mode::Mode;
 use runtime::metrics::Metrics;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::FEED_PAGE;
-use crate::quarantine::Quarantine;
 use crate::quarantine::tests::offline::{config, damage, fault, open, quarantine};
+use crate::quarantine::{Quarantine, QuarantineConfig};
 
 #[tokio::test]
 async fn an_event_that_cannot_be_read_does_not_stop_those_behind_it() {
@@ -26,6 +29,48 @@ async fn an_event_that_cannot_be_read_does_not_stop_those_behind_it() {
     assert_eq!(codes, ["1", "3"]);
     assert!(quarantine.fleet.is_caught_up() && quarantine.checkpoints.trouble().is_none());
     store.close().await;
+}
+
+/// Text of rules that puts two nodes into one rack.
+fn one_rack() -> RulesText {
+    RulesText {
+        source: "rules.toml".to_owned(),
+        text: "[[topology.nodes]]\nnames = [\"n?\"]\nrack = \"r1\"\n".to_owned(),
+    }
+}
+
+#[tokio::test]
+async fn faults_of_nodes_that_the_rules_put_into_one_rack_are_one_incident() {
+    // The rules are there before the events, or come after them, as from a ConfigMap.
+    for late in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(directory.path());
+        let events = vec![fault("n1", 1), fault("n2", 2)];
+        store.append(events).await.unwrap();
+        let text = if late {
+            RulesText::default()
+        } else {
+            one_rack()
+        };
+        let (rules, receiver) = watch::channel(Arc::new(text));
+        let config = QuarantineConfig {
+            rules: Some(receiver),
+            ..config(Mode::Observe, &store)
+        };
+        let (mut quarantine, _handles) = Quarantine::new(config, &Metrics::default());
+        quarantine.set_places();
+        quarantine.catch_up().await;
+        let together = |quarantine: &Quarantine| {
+            let book = quarantine.fleet.book();
+            let id = &book.faults("n1")[0].incident;
+            book.nodes_of_incident(id).count() == 2
+        };
+        assert_eq!(together(&quarantine), !late);
+        rules.send_replace(Arc::new(one_rack()));
+        quarantine.set_places();
+        assert!(together(&quarantine));
+        store.close().await;
+    }
 }
 
 #[tokio::test]

@@ -23,6 +23,8 @@ runtime::metrics! {
         since: Family<Labels<2, String>, Gauge<f64, AtomicU64>> =
             "gpuwarden_node_phase_timestamp_seconds" {node, phase},
         shown: Arc<Mutex<BTreeSet<Labels<2, String>>>>,
+        /// Time of the oldest proposal that waits for an approval; 0 without one.
+        proposed: Gauge<f64, AtomicU64> = "gpuwarden_oldest_proposal_timestamp_seconds",
         /// 1 while new quarantines are paused.
         paused: Gauge = "gpuwarden_quarantine_paused",
     }
@@ -72,7 +74,7 @@ impl NodeMetrics {
     }
 
     fn show_sessions(&self, nodes: &[NodeStatus]) {
-        let mut now = BTreeSet::new();
+        let (mut now, mut proposed) = (BTreeSet::new(), None);
         for node in nodes {
             // Sessions of another gpuwarden are in its own metrics.
             let session = node.session.as_ref().filter(|one| one.another.is_none());
@@ -84,11 +86,15 @@ impl NodeMetrics {
             let since = session.since.as_duration().as_secs_f64();
             self.since.get_or_create(&labels).set(since);
             now.insert(labels);
+            let since = session.proposal.as_ref().map(|proposal| proposal.since);
+            proposed = proposed.into_iter().chain(since).min();
         }
         let mut shown = lock(&self.shown);
         for gone in shown.difference(&now) {
             self.since.remove(gone);
         }
         *shown = now;
+        let proposed = proposed.map_or(0.0, |since| since.as_duration().as_secs_f64());
+        self.proposed.set(proposed);
     }
 }

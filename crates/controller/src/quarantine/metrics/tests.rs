@@ -5,6 +5,7 @@ use fleet::view::{
 };
 use jiff::Timestamp;
 use model::node::Taint;
+use model::proposal::{DRAIN, Proposal};
 use policy::Policy;
 use runtime::metrics::Metrics;
 
@@ -70,6 +71,7 @@ fn every_state_has_a_count_and_only_sessions_have_a_phase() {
         cordoned: true,
         uncordon_releases: true,
         another: None,
+        proposal: None,
         drain: None,
     };
     let show = |nodes: Vec<NodeStatus>, paused: Option<&str>| {
@@ -124,12 +126,28 @@ fn every_state_has_a_count_and_only_sessions_have_a_phase() {
         assert!(text.lines().any(|it| it == line), "{line}: {text}");
     }
     assert!(!text.contains("node=\"theirs\""), "{text}");
+    let proposal = Proposal {
+        since: Timestamp::from_second(70).unwrap(),
+        actions: [DRAIN.to_owned()].into(),
+        approved: None,
+    };
+    let proposes = NodeStatus {
+        session: Some(SessionView {
+            proposal: Some(proposal),
+            ..session(Phase::Quarantined, 60)
+        }),
+        ..draining.clone()
+    };
+    let text = show(vec![proposes], None);
+    let proposed = "gpuwarden_oldest_proposal_timestamp_seconds";
+    assert!(text.contains(&format!("{proposed} 70.0")), "{text}");
     let failed = NodeStatus {
         session: Some(session(Phase::RemediationFailed, 90)),
         state: NodeState::Session(Phase::RemediationFailed),
         ..draining
     };
     let text = show(vec![failed], None);
+    assert!(text.contains(&format!("{proposed} 0.0")), "{text}");
     let phase = "{node=\"n\",phase=\"remediation-failed\"} 90.0";
     assert!(
         text.contains(phase) && !text.contains("phase=\"draining\""),

@@ -26,7 +26,9 @@ pub(crate) async fn emit(
     message: String,
 ) -> RequestAnswer {
     let (kind, source) = match reason {
-        EventReason::QuarantineUndone => (WARNING, OWN_AGENT),
+        EventReason::QuarantineUndone | EventReason::Incident | EventReason::ApprovalNeeded => {
+            (WARNING, OWN_AGENT)
+        }
         EventReason::AwaitingPodCompletion | EventReason::WaitingBeforeForceDelete => {
             (EVENT_TYPE, EVENT_SOURCE)
         }

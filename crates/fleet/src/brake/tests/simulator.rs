@@ -29,6 +29,8 @@ struct Cluster {
     uncertain: BTreeMap<String, Timestamp>,
     /// Nodes whose session began by force.
     forced: BTreeSet<String>,
+    /// Nodes that a person has cordoned.
+    cordoned: BTreeSet<String>,
     switched: SwitchState,
 }
 
@@ -47,6 +49,9 @@ enum Happening {
         node: usize,
         healthy: bool,
         ago: i64,
+    },
+    Cordon {
+        node: usize,
     },
     Uncordon {
         node: usize,
@@ -83,6 +88,7 @@ impl Cluster {
             world: World::with(settings, &policy, nodes),
             uncertain: BTreeMap::new(),
             forced: BTreeSet::new(),
+            cordoned: BTreeSet::new(),
             switched: SwitchState::default(),
         };
         cluster.begin();
@@ -109,6 +115,28 @@ impl Cluster {
 
     fn event(&mut self, node: usize, healthy: bool, force: bool) {
         self.event_of(node, healthy, force, 0);
+    }
+
+    /// Cordons a node in service as a person would, or uncordons any. The change is delivered at
+    /// once: a quarantine is not held because of a cordon that is not known yet.
+    fn cordon(&mut self, node: usize, cordon: bool) {
+        let name = format!("n{node}");
+        let real = &self.world.nodes[&name];
+        if cordon && (real.unschedulable || Ownership::read(real).is_some()) {
+            return;
+        }
+        let change = NodeChange {
+            unschedulable: Some(cordon),
+            ..NodeChange::default()
+        };
+        let real = real.after(&change);
+        self.world.nodes.insert(name.clone(), real);
+        if cordon {
+            self.world.deliver_node(&name);
+            self.cordoned.insert(name);
+        } else {
+            self.cordoned.remove(&name);
+        }
     }
 
     /// Stores an event that was accepted some seconds ago.
@@ -196,7 +224,7 @@ impl Cluster {
         session.map_or(Phase::Idle, |session| session.phase)
     }
 
-    /// Returns the nodes out of service, the allowed number and the forced ones, for each group
+    /// Returns the nodes out of service, the forced ones and the allowed number, for each group
     /// of each budget.
     fn counts(&self) -> Vec<(String, usize, usize, usize)> {
         let mut counts = Vec::new();
@@ -204,18 +232,21 @@ impl Cluster {
             let mut groups: BTreeMap<(bool, Option<&String>), (usize, usize, usize)> =
                 BTreeMap::new();
             for (name, node) in &self.world.nodes {
+                let keeps = matches!(budget.limit, Limit::Keep(_));
                 let value = budget.per.as_ref().and_then(|key| node.labels.get(key));
-                let group = groups
-                    .entry((node.labels.contains_key(GPU), value))
-                    .or_default();
-                let out = Ownership::read(node).is_some();
+                let is_gpu = node.labels.contains_key(GPU);
+                if keeps && (!is_gpu || budget.per.is_some() && value.is_none()) {
+                    continue;
+                }
+                let group = groups.entry((is_gpu, value)).or_default();
+                let out = Ownership::read(node).is_some() || keeps && node.unschedulable;
                 group.0 += usize::from(out);
                 group.1 += usize::from(out && self.forced.contains(name));
                 group.2 += 1;
             }
             counts.extend(groups.into_iter().map(|(group, (out, forced, of))| {
                 let name = format!("{budget} {group:?}");
-                (name, out, forced, budget.max.of(of))
+                (name, out, forced, budget.limit.allowed(of))
             }));
         }
         counts
@@ -230,6 +261,7 @@ fn happening(nodes: usize) -> impl Strategy<Value = Happening> {
         4 => (0..nodes).prop_map(|node| Happening::Recovery { node }),
         3 => (0..nodes, any::<bool>(), 1..100_i64)
             .prop_map(|(node, healthy, ago)| Happening::Late { node, healthy, ago }),
+        1 => (0..nodes).prop_map(|node| Happening::Cordon { node }),
         1 => (0..nodes).prop_map(|node| Happening::Uncordon { node }),
         1 => any::<bool>().prop_map(Happening::Stop),
         1 => Just(Happening::Drop),
@@ -244,10 +276,15 @@ fn budgets() -> impl Strategy<Value = Vec<Budget>> {
         3 => (0..3_u32).prop_map(Amount::Nodes),
         1 => (1..=100_u8).prop_map(Amount::Percent)
     ];
+    let limit = prop_oneof![
+        amount.clone().prop_map(Limit::Max),
+        amount.prop_map(Limit::Keep)
+    ];
     let per = prop_oneof![Just(None), Just(Some("rack".to_owned()))];
-    prop::collection::vec((amount, per), 1..3).prop_map(|budgets| {
+    prop::collection::vec((limit, per), 1..3).prop_map(|budgets| {
         let budgets = budgets.into_iter();
-        budgets.map(|(max, per)| Budget { max, per }).collect()
+        let budgets = budgets.map(|(limit, per)| Budget { limit, per });
+        budgets.collect()
     })
 }
 
@@ -255,7 +292,7 @@ fn budgets() -> impl Strategy<Value = Vec<Budget>> {
 #[test]
 fn a_lost_answer_counts_until_it_is_known_even_if_the_fault_recovers_meanwhile() {
     let budget = Budget {
-        max: Amount::Nodes(1),
+        limit: Limit::Max(Amount::Nodes(1)),
         per: None,
     };
     let mut cluster = Cluster::new(3, vec![budget]);
@@ -305,14 +342,8 @@ proptest! {
                 Happening::Late { node, healthy, ago } => {
                     cluster.event_of(node % nodes, healthy, false, ago);
                 }
-                Happening::Uncordon { node } => {
-                    let uncordon = NodeChange {
-                        unschedulable: Some(false),
-                        ..NodeChange::default()
-                    };
-                    let node = cluster.world.nodes[&format!("n{}", node % nodes)].after(&uncordon);
-                    cluster.world.nodes.insert(node.name.clone(), node);
-                }
+                Happening::Cordon { node } => cluster.cordon(node % nodes, true),
+                Happening::Uncordon { node } => cluster.cordon(node % nodes, false),
                 Happening::Stop(stop) => cluster.stop(stop),
                 Happening::Drop => {
                     cluster.switched.dropped_at = Some(cluster.world.now);
@@ -330,9 +361,11 @@ proptest! {
             let ended: Vec<_> = cluster.forced.iter().filter(|name| over(name)).cloned().collect();
             cluster.forced.retain(|name| !ended.contains(name));
             cluster.round(&mut luck);
-            for ((name, out, forced, allowed), (_, before, ..)) in cluster.counts().iter().zip(before) {
+            for ((name, out, forced, allowed), (_, before, forced_before, _)) in cluster.counts().iter().zip(before) {
+                // What is out by others, or was by force before, leaves no room.
+                let since = forced.saturating_sub(forced_before);
                 prop_assert!(
-                    *out <= (allowed + forced).max(before),
+                    *out <= (allowed + forced).max(before + since),
                     "{name}: {out} are out, {allowed} may be, {forced} forced, {before} before"
                 );
             }
@@ -346,7 +379,8 @@ proptest! {
             cluster.round(&mut || 7);
         }
         for (name, node) in &cluster.world.nodes {
-            prop_assert!(Ownership::read(node).is_none() && !node.unschedulable, "{name} is kept");
+            prop_assert!(Ownership::read(node).is_none(), "{name} is kept");
+            prop_assert_eq!(node.unschedulable, cluster.cordoned.contains(name), "{}", name);
             prop_assert_eq!(cluster.phase(name), Phase::Idle);
         }
     }
@@ -354,7 +388,7 @@ proptest! {
     /// With room for all nothing is held, and a held node goes once there is room again.
     #[test]
     fn what_is_held_goes_on_when_there_is_room(nodes in 1..8_usize, allowed in 1..4_u32) {
-        let budget = Budget { max: Amount::Nodes(allowed), per: None };
+        let budget = Budget { limit: Limit::Max(Amount::Nodes(allowed)), per: None };
         let mut cluster = Cluster::new(nodes, vec![budget]);
         for node in 0..nodes {
             cluster.event(node, false, false);

@@ -359,3 +359,34 @@ fn a_validation_that_nobody_can_mean_is_refused() {
         assert!(refused.contains(what), "{keys}: {refused}");
     }
 }
+
+#[test]
+fn an_action_waits_for_an_approval_where_its_key_says_so() {
+    let text = BUILTIN.replacen("apiGroup", "approve = true\napiGroup", 1);
+    let parse = |text: &str| RemediationConfig::parse(text, "t", |_| Err(String::new()));
+    let asks: Vec<bool> = parse(&text)
+        .unwrap()
+        .actions
+        .values()
+        .map(|one| one.approve)
+        .collect();
+    assert_eq!(asks.iter().filter(|asks| **asks).count(), 1, "{asks:?}");
+    let own = text.replacen("\"restart\"", "\"validation\"", 1);
+    for (wrong, why) in [
+        (
+            own,
+            "approve: it applies only to repairs, and this action is none; leave it out",
+        ),
+        (
+            text.replacen("approve = true", "approve = \"yes\"", 1),
+            "approve is \"yes\"",
+        ),
+        (
+            text.replacen("approve = true", "aprove = true", 1),
+            "approve",
+        ),
+    ] {
+        let said = parse(&wrong).unwrap_err().to_string();
+        assert!(said.contains(why) && said.starts_with("t:"), "{said}");
+    }
+}

@@ -54,7 +54,7 @@ impl<'a> DrainOrder<'a> {
 }
 
 /// Returns the custom drain that applies to the node, if any.
-pub(super) fn custom_of(facts: &Facts<'_>) -> Option<Arc<CustomDrain>> {
+pub(in crate::stage) fn custom_of(facts: &Facts<'_>) -> Option<Arc<CustomDrain>> {
     let custom = facts.state.settings.drain.as_ref()?.custom.as_ref()?;
     let applies = custom.applies_to(&facts.observed?.view.labels);
     applies.then(|| Arc::clone(custom))
@@ -79,8 +79,9 @@ pub(super) fn skips_drain(facts: &Facts<'_>, own: &Ownership, desired: &Desired)
         return Some(Skip::Nvsentinel);
     }
     if desired.drains().is_none() {
-        let route = desired.skipped_by().map(Skip::Route);
-        return Some(route.unwrap_or(Skip::Override));
+        let approval = desired.unapproved_by().map(Skip::Approval);
+        let route = || desired.skipped_by().map(Skip::Route);
+        return Some(approval.or_else(route).unwrap_or(Skip::Override));
     }
     // A veto does not undo a drain that has begun.
     let veto = facts.veto.filter(|_| own.mark.drain.is_none());
@@ -89,7 +90,7 @@ pub(super) fn skips_drain(facts: &Facts<'_>, own: &Ownership, desired: &Desired)
 
 /// Returns the UUIDs of the GPUs whose pods are to leave; empty if all pods leave, `None` if no
 /// pod does. The node is out of service, or has single devices that are.
-pub(super) fn drained_gpus(
+pub(in crate::stage) fn drained_gpus(
     facts: &Facts<'_>,
     own: &Ownership,
     desired: &Desired,

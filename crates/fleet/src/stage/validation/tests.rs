@@ -4,7 +4,7 @@ use contract::{RecommendedAction, keys};
 use jiff::SignedDuration;
 use model::mode::Mode;
 use model::node::{NodeView, Taint};
-use model::reporter::{Process, Reporter};
+use model::reporter::{OWN_AGENT, Process, Reporter};
 use policy::{DEFAULT_POLICY, Policy};
 use serde_json::{Value, json};
 
@@ -182,7 +182,10 @@ fn a_validation_that_fails_is_a_fault_and_a_person_s() {
     let job = until_made(&mut world);
     ends(&mut world, &job, "Failed");
     let codes: Vec<String> = checks(&world).into_iter().map(|(_, code)| code).collect();
-    assert!(codes.contains(&FAILED.to_owned()), "{codes:?}");
+    assert!(
+        codes.contains(&keys::CODE_VALIDATION_FAILED.to_owned()),
+        "{codes:?}"
+    );
     assert_eq!(world.phase(), Phase::RemediationFailed);
     assert!(awaits(&world).contains("a person"), "{}", awaits(&world));
     looks(&mut world, 10);
@@ -397,4 +400,31 @@ fn who_was_there_before_or_is_not_meant_or_is_let_in_by_a_person_is_not_held() {
     let node = &world["n1"];
     assert_eq!((world.phase(), node.taints.len()), (Phase::Idle, 0));
     assert_eq!(checks(&world), Vec::new());
+}
+
+#[test]
+fn a_repair_is_in_the_feed_before_its_validation_whichever_way_that_ends() {
+    for (condition, last) in [
+        ("Complete", (true, "")),
+        ("Failed", (false, keys::CODE_VALIDATION_FAILED)),
+    ] {
+        let mut world = world("action = \"VALIDATE\"");
+        remediated(&mut world);
+        let job = until_made(&mut world);
+        ends(&mut world, &job, condition);
+        let told = world.stored.iter().map(|one| {
+            let event = &one.event;
+            let code = event.error_code.first().map_or("", String::as_str);
+            let code = if event.agent == OWN_AGENT { code } else { "" };
+            (event.check_name.as_str(), event.is_healthy, code)
+        });
+        let expected = [
+            ("GpuMemWatch", false, ""),
+            (keys::CHECK_REPAIRED, true, ""),
+            ("GpuMemWatch", true, ""),
+            ("NodeValidation", false, ""),
+            ("NodeValidation", last.0, last.1),
+        ];
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+    }
 }

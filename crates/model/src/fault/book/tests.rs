@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::normalise;
+use crate::fault::causes::tests::saved;
 use crate::reporter::{Process, Reporter};
 
 mod bounds;
@@ -360,8 +361,7 @@ proptest! {
                 disturbed.record(&records[*earlier]);
             }
             if index == restart_at {
-                let saved = serde_json::to_string(&disturbed).unwrap();
-                disturbed = serde_json::from_str(&saved).unwrap();
+                disturbed = saved(&disturbed);
             }
         }
         prop_assert_eq!(plain, disturbed);

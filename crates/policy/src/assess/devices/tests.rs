@@ -90,7 +90,14 @@ fn desired_on(
     let mut inventory = Inventory::default();
     inventory.take("s", Some(slice));
     let devices = inventory.of_node("n1", [].iter());
-    assess(book.faults("n1"), &policy, node, &devices, None)
+    assess(
+        book.faults("n1"),
+        &policy,
+        node,
+        &devices,
+        None,
+        Timestamp::MAX,
+    )
 }
 
 /// Returns the taints as `device taint`, without the keys' domain, and `node` if it is taken out.
@@ -366,8 +373,8 @@ fn the_highest_effect_counts_and_falls_only_with_the_fault_that_asked_for_it() {
 fn more_gpus_than_the_rule_set_spares_take_the_node_out() {
     let of = |gpu: &str, code: &str| report("SysLogsXIDError", code, &[gpu], true);
     let (first, second) = ("GPU_UUID=GPU-0", "GPU_UUID=GPU-1");
-    let of_one = [of(first, "48"), of(first, "95")];
-    assert_eq!(taints(&of_one, ""), ["gpu-0 xid=95:NoSchedule"]);
+    let of_one = [of(first, "48"), of(first, "64")];
+    assert_eq!(taints(&of_one, ""), ["gpu-0 xid=64:NoSchedule"]);
     let of_two = [of(first, "48"), of(second, "48")];
     let both = ["gpu-0 xid=48:NoSchedule", "gpu-1 xid=48:NoSchedule", "node"];
     assert_eq!(taints(&of_two, ""), both);

@@ -19,11 +19,13 @@ use super::super::setup::Route;
 use super::World;
 use remediation::{failure_is_told, validated};
 
+mod approval;
 mod devices;
 mod drain;
 mod pods;
 mod remediation;
 
+pub(in crate::simulate) use approval::approved;
 pub(in crate::simulate) use devices::rule;
 pub(in crate::simulate) use drain::drained;
 pub(in crate::simulate) use pods::{checkpoint, removal};
@@ -32,12 +34,13 @@ pub(in crate::simulate) use pods::{checkpoint, removal};
 /// flapping node, and some failed attempts.
 pub(in crate::simulate) const GIVEN_BACK_WITHIN: SignedDuration = SignedDuration::from_mins(25);
 /// Annotations by people that remain after a session.
-const AFTER_A_PERSON: [&str; 5] = [
+const AFTER_A_PERSON: [&str; 6] = [
     keys::UNCORDONED_MANUALLY,
     keys::UNTAINTED_MANUALLY,
     keys::RELEASED_AT,
     keys::RELEASE,
     keys::VETO,
+    keys::APPROVE,
 ];
 
 /// Checks that a patch undoes nothing that others did, when the API server applies it.
@@ -221,11 +224,10 @@ fn has_a_way_out(world: &World, node: &SimNode) -> Result<(), Broken> {
     let moves = [keys::STATE_DRAINING, keys::STATE_REMEDIATING];
     let wrong = match state {
         Some(state) if moves.contains(&state) => "and nothing is in progress",
-        Some(keys::STATE_REMEDIATION_FAILED) if !awaits.starts_with("a person: ") => {
-            "and no person is asked"
-        }
+        Some(keys::STATE_REMEDIATION_FAILED) if !asks_a_person(&awaits) => "and no person is asked",
         Some(keys::STATE_REMEDIATION_FAILED) => return Ok(()),
         None if drains => "and its drain is not done",
+        _ if awaits.starts_with("a person's approval of ") => return Ok(()),
         // A device that alone is out of service is not remediated.
         _ if !desired.takes_node_out() => return Ok(()),
         _ if needs_remediation => "and nothing remediates its fault",
@@ -247,9 +249,7 @@ pub(in crate::simulate) fn given_back(world: &World) -> Result<(), Broken> {
         failure_is_told(node, &awaits(fleet, name))?;
         // A failed or unknown validation waits for a person.
         let validates = |fault: &Fault| Validation::of(&fault.event).is_some();
-        if fleet.book().faults(name).iter().any(validates)
-            && awaits(fleet, name).starts_with("a person: ")
-        {
+        if fleet.book().faults(name).iter().any(validates) && asks_a_person(&awaits(fleet, name)) {
             continue;
         }
         if view.unschedulable != node.cordoned_by_hand {
@@ -288,6 +288,12 @@ fn routes(world: &World, name: &str) -> Vec<Option<Route>> {
 fn awaits(fleet: &Fleet, name: &str) -> String {
     let session = fleet.status(name).and_then(|status| status.session);
     session.map(|session| session.awaits).unwrap_or_default()
+}
+
+/// Returns true if a node waits for a person, beside an approval or not.
+fn asks_a_person(awaits: &str) -> bool {
+    let person = "a person: ";
+    awaits.starts_with(person) || awaits.contains(&format!("; beside that, {person}"))
 }
 
 /// Returns recoveries that end all faults.

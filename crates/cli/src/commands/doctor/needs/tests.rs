@@ -248,6 +248,7 @@ fn each_mode_needs_what_it_does_and_no_more() {
                 act_on_nodes,
                 switches,
                 pauses,
+                "list, watch, create, patch configmaps in gw",
                 "get, create, patch leases in gw",
                 "list, patch pods",
                 "list resourceslices",

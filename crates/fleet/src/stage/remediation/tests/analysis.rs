@@ -1,6 +1,7 @@
 //! Tests of what the remediation and the analysis of events tell each other.
 
 use contract::HealthEvent;
+use model::position::Position;
 use model::reporter::Reporter;
 
 use super::*;
@@ -76,6 +77,47 @@ fn what_repairs_do_not_help_against_is_not_repaired_and_a_person_is_asked() {
             assert!(awaits.starts_with("a person: "), "{awaits}");
         }
     }
+}
+
+/// Lets the analysis read all that is stored.
+fn analyse(world: &mut World) {
+    let all = Position::from(world.stored.len() as u64);
+    world.handle(FleetInput::Analysed(all));
+    world.now += LOOK_FOR_ANALYSIS;
+}
+
+#[test]
+fn a_repair_waits_until_the_analysis_has_read_the_reports_also_those_of_an_earlier_process() {
+    for (concludes, restarts) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut world = world();
+        let none = FleetInput::Analysed(Position::START);
+        world.handle(none);
+        fault(&mut world, 0, 24);
+        let made =
+            |world: &mut World| (0..10).any(|_| !world.look(Fate::Made).creations.is_empty());
+        assert!(!made(&mut world));
+        if restarts {
+            world.restart(Restart::All);
+            world.handle(FleetInput::Analysed(Position::START));
+            assert!(!made(&mut world));
+        }
+        assert_eq!(awaits(&world), "the analysis of its reports");
+        if concludes {
+            world.store(conclusion("0"), world.now);
+        }
+        analyse(&mut world);
+        assert_eq!(made(&mut world), !concludes, "after a restart: {restarts}");
+    }
+}
+
+#[test]
+fn a_repair_does_not_wait_for_ever_for_the_analysis() {
+    let mut world = world();
+    world.handle(FleetInput::Analysed(Position::START));
+    fault(&mut world, 0, 24);
+    world.settle_now();
+    world.now += ANALYSED_WITHIN;
+    until_made(&mut world);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use super::super::super::node::{SimNode, SimPod};
 use super::super::super::resources::drain_key;
 use super::super::super::setup::Route;
 use super::super::World;
+use super::approval::has_approval;
 use super::routes;
 
 /// Checks that a drain begins with all pods only where its faults ask for more than the reset of
@@ -97,7 +98,7 @@ pub(super) fn may_drain(world: &World, view: &NodeView) -> Result<(), Broken> {
     if routes.iter().all(|route| *route == Some(Route::Stays)) {
         return Err("the routes of all faults of its node skip the drain".to_owned());
     }
-    Ok(())
+    has_approval(world, view)
 }
 
 /// Checks that the custom resource of a drain is created only for a node that another operator

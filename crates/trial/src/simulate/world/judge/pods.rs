@@ -7,14 +7,15 @@ use fleet::{PlannedCheckpoint, PlannedRemoval};
 use jiff::{SignedDuration, Timestamp};
 use model::node::NodeView;
 use model::ownership::{DrainMark, Ownership};
+use model::reporter::is_own_word;
 
 use super::super::super::happening::Broken;
 use super::super::super::node::{SimNode, SimPod};
 use super::super::super::setup::Route;
 use super::super::World;
+use super::approval::waits;
 use super::devices::faulty;
 use super::drain::may_drain;
-use super::routes;
 
 /// Longest wait for pods of the namespace `later`.
 const DELETE_AFTER: SignedDuration = SignedDuration::from_mins(60);
@@ -192,7 +193,11 @@ fn departure<'a>(
     let Some(gentlest) = gentlest else {
         return Err("its namespace is not drained".to_owned());
     };
-    let forced = routes(world, name).contains(&Some(Route::Forceful));
+    let events = world.fleet.desired(name).events;
+    let forced = events.iter().map(|one| &one.event).any(|event| {
+        let route = world.setup.route(&event.check_name);
+        !is_own_word(event) && route == Some(Route::Forceful) && !waits(world, name, event)
+    });
     // The clock may have been set back since the drain began.
     let since = mark.since.min(world.now);
     let due = match gentlest {
@@ -234,10 +239,12 @@ impl Departure<'_> {
     }
 }
 
-/// Returns the UUIDs of the faulty GPUs of a node, without those whose routes skip the drain.
+/// Returns the UUIDs of the faulty GPUs of a node, without those whose routes skip the drain, or wait
+/// for an approval.
 fn drained_gpus(world: &World, node: &str) -> BTreeSet<String> {
     faulty(world, node, |event| {
-        world.setup.route(&event.check_name) != Some(Route::Stays)
+        let route = world.setup.route(&event.check_name);
+        route != Some(Route::Stays) && !waits(world, node, event)
     })
 }
 

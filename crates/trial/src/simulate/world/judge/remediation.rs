@@ -11,7 +11,8 @@ use super::super::super::happening::Broken;
 use super::super::super::node::SimNode;
 use super::super::super::setup::{Proof, Route};
 use super::super::World;
-use super::routes;
+use super::approval::may_repair;
+use super::{asks_a_person, routes};
 
 /// Time without a new fault that proves a node.
 const QUIET: SignedDuration = SignedDuration::from_mins(1);
@@ -75,7 +76,7 @@ pub(super) fn failure_is_told(node: &SimNode, awaits: &str) -> Result<(), Broken
         .any(|event| Validation::of(event).is_some());
     let mark = own.mark.remediation.unwrap_or_default();
     match mark.validations().last() {
-        Some(last) if validates && !last.succeeded() && !awaits.starts_with("a person: ") => {
+        Some(last) if validates && !last.succeeded() && !asks_a_person(awaits) => {
             let name = &node.view.name;
             let ending = last.ending();
             Err(format!("{ending}, and {name} waits for {awaits:?}"))
@@ -97,13 +98,13 @@ pub(super) fn by_resource(world: &World, planned: &PlannedResource) -> Result<()
     if Ownership::permit(view).attempt.as_ref() != Some(&planned.key) {
         return wrong("the session of its node has no such attempt in progress");
     }
-    let validates = own
-        .mark
-        .remediation
-        .as_ref()
-        .and_then(|mark| mark.under_way());
-    if validates.is_some_and(|open| open.group == VALIDATION_GROUP) {
+    let mark = own.mark.remediation.as_ref();
+    let open = mark.and_then(|mark| mark.under_way());
+    if open.is_some_and(|open| open.group == VALIDATION_GROUP) {
         return Ok(());
+    }
+    if let Some(open) = open {
+        may_repair(world, &own, open).or_else(|why| wrong(&why))?;
     }
     if own.mark.drain.is_none_or(|mark| mark.done.is_none()) {
         return wrong("its node is not drained");

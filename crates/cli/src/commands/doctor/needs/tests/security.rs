@@ -121,6 +121,11 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
     add("`gpuResetController`", &janitor(&resets, None), &least);
     let tested = janitor(&base, Some(VALIDATION));
     add("`--validation-config`", &tested, &least);
+    add(
+        "`--label-nodes`",
+        &some_rows(&["labels", "label-slices"], &acts),
+        &[],
+    );
     let provides = some_rows(&["reboot-jobs", "tokens"], &acts);
     add("`janitor-provider`", &provides, &[]);
     assert_eq!(table(), expected, "\n{}", expected.join("\n"));

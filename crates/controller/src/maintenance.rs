@@ -1,0 +1,162 @@
+//! Monitor of announced maintenance: reads the notices on the Node objects, and reports each node that
+//! has one.
+//!
+//! ```text
+//! known nodes --> notices::node_object --> Book --> events of the check CSPMaintenance
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster::KnownNodes;
+use contract::keys;
+use fleet::view::{FleetView, NodeStatus};
+use jiff::Timestamp;
+use model::node::NodeView;
+use monitor::{Frame, Monitor, Reporter};
+use notices::{Book, MaintenanceConfig, NodeState, Record, Report, node_object};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Component class of the events, as in NVSentinel.
+const CLASS: &str = "CSP";
+/// Pause between two looks at the nodes, which are in memory.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Most reports of one look. Others wait for the next one.
+const MOST_REPORTS: usize = 1_000;
+
+static MONITOR: Monitor = Monitor {
+    name: "maintenance",
+    agent: notices::AGENT,
+    checks: &[(keys::CHECK_CSP_MAINTENANCE, CLASS)],
+};
+
+/// The monitor; see the [module](self).
+pub struct MaintenanceMonitor {
+    config: MaintenanceConfig,
+    nodes: KnownNodes,
+    fleet: watch::Receiver<Arc<FleetView>>,
+    reporter: Reporter<Book>,
+    records: watch::Sender<Arc<[Record]>>,
+    /// True once the open faults of the fleet are in the book.
+    begun: bool,
+    /// Numbers of notices of the last look that could not be understood, and that found no room.
+    unread: (u64, usize),
+}
+
+// === impl MaintenanceMonitor ===
+
+impl MaintenanceMonitor {
+    /// Creates the monitor, which [`Self::run`] starts.
+    pub fn new(
+        config: MaintenanceConfig,
+        nodes: KnownNodes,
+        fleet: watch::Receiver<Arc<FleetView>>,
+        frame: Frame,
+    ) -> Self {
+        Self {
+            config,
+            nodes,
+            fleet,
+            reporter: Reporter::new(&MONITOR, frame),
+            records: watch::Sender::new(Arc::default()),
+            begun: false,
+            unread: (0, 0),
+        }
+    }
+
+    /// Returns a receiver of all maintenances, which are none until the nodes are read.
+    pub fn records(&self) -> watch::Receiver<Arc<[Record]>> {
+        self.records.subscribe()
+    }
+
+    /// Runs until `cancel`.
+    pub async fn run(mut self, cancel: CancellationToken) {
+        loop {
+            self.look();
+            if !self.reporter.pause(LOOK_EVERY, &cancel).await {
+                break;
+            }
+        }
+        self.reporter.finish(&cancel).await;
+    }
+
+    /// Reads all nodes, and reports what has changed.
+    fn look(&mut self) {
+        let fleet = Arc::clone(&self.fleet.borrow());
+        if !self.nodes.is_complete() || !fleet.ready {
+            return;
+        }
+        let nodes = self.nodes.all();
+        let (reading, odd) = node_object::read(nodes.iter().map(AsRef::as_ref));
+        self.reporter.has_looked("notices on the Node objects");
+
+        let now = self.reporter.now();
+        let mut book = self.reporter.memory().clone();
+        if !self.begun {
+            self.begun = true;
+            reported_before(&fleet).for_each(|node| book.adopt(node));
+        }
+        book.read(node_object::SOURCE, &reading, now);
+        let out = out_of_service(&fleet);
+        let nodes: BTreeMap<&str, &NodeView> = (nodes.iter())
+            .map(|node| (node.name.as_str(), node.as_ref()))
+            .collect();
+        let state = |name: &str| {
+            let node = nodes.get(name)?;
+            Some(NodeState {
+                ready: node.is_ready,
+                boot_id: node.machine.boot_id.clone(),
+                is_out: out.contains(name),
+            })
+        };
+        let reports = book.step(state, &self.config.settings, MOST_REPORTS, now);
+        let unread = (odd, book.take_left_out());
+        let before = std::mem::replace(&mut self.unread, unread);
+        // Each is counted once, not at every look.
+        self.reporter.cannot_read(odd.saturating_sub(before.0));
+        let lost = unread.1.saturating_sub(before.1);
+        self.reporter.has_lost(lost as u64);
+        self.records.send_if_modified(|shown| {
+            let is_new = **shown != *book.records();
+            if is_new {
+                *shown = book.records().into();
+            }
+            is_new
+        });
+        if book != *self.reporter.memory() {
+            *self.reporter.memory_mut() = book;
+        }
+        for report in reports {
+            self.report(&report, now);
+        }
+    }
+
+    fn report(&mut self, report: &Report, now: Timestamp) {
+        let check = keys::CHECK_CSP_MAINTENANCE;
+        let mut event = self.reporter.event_about(&report.node, check, CLASS);
+        report.fill(&mut event, |kind| self.config.action(kind));
+        self.reporter.report(event, now);
+    }
+}
+
+/// Returns the nodes with an open fault of this monitor, which a monitor with another book may have
+/// reported.
+fn reported_before(fleet: &FleetView) -> impl Iterator<Item = &str> {
+    let is_reported = |node: &&NodeStatus| {
+        (node.faults.iter().chain(&node.notices)).any(|fault| {
+            // One of another program is its own to end.
+            fault.reported_by.is_none() && fault.check == keys::CHECK_CSP_MAINTENANCE
+        })
+    };
+    let reported = fleet.nodes.iter().filter(is_reported);
+    reported.map(|node| node.name.as_str())
+}
+
+/// Returns the nodes that gpuwarden has taken out of service.
+fn out_of_service(fleet: &FleetView) -> BTreeSet<&str> {
+    let is_out = |node: &&NodeStatus| node.state.is_out();
+    let out = fleet.nodes.iter().filter(is_out);
+    out.map(|node| node.name.as_str()).collect()
+}
