@@ -11,6 +11,7 @@ mod decode;
 mod drain;
 mod file_system;
 mod gpus;
+mod labels;
 mod memory;
 mod nodes;
 mod preflight;
@@ -56,7 +57,7 @@ struct Args {
     #[arg(long, default_value = "150,375,750", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(1..=10_000))]
     nodes: Vec<u16>,
-    /// Number of nodes of the cluster in `fleet`, one cluster after the other.
+    /// Number of nodes of the cluster in `fleet` and `labels`, one cluster after the other.
     #[arg(long, default_value = "1000,5000", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(1..=20_000))]
     fleet: Vec<u16>,
@@ -64,7 +65,7 @@ struct Args {
     #[arg(long, default_value = "2,16,64", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(2..=8_192))]
     gangs: Vec<u16>,
-    /// Length of the measurement of each process by `fleet` and `gpus` (seconds).
+    /// Length of the measurement of each process by `fleet`, `labels` and `gpus` (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     seconds: u32,
     #[command(flatten)]
@@ -91,6 +92,8 @@ enum Benchmark {
     Fleet,
     /// Memory of a process after bursts and kills in a cluster of 1,000 nodes.
     Memory,
+    /// Nodes that are labelled per second, in clusters of `--fleet`, and the memory for it.
+    Labels,
     /// Time from an XID to the taint of its device.
     Taint,
     /// Cost of an agent with GPUs, of the job gate, and of many watchers of the Device API.
@@ -152,6 +155,7 @@ async fn run(benchmark: Benchmark, args: &Args, rows: &mut Vec<Figure>) -> anyho
         Benchmark::Drain => drain::run(args, rows).await?,
         Benchmark::Fleet => fleet(args, rows).await?,
         Benchmark::Memory => memory::run(args, rows).await?,
+        Benchmark::Labels => labels::run(args, rows).await?,
         Benchmark::Taint => taint::run(args, rows).await?,
         Benchmark::Gpus => rows.extend(gpus::run(args).await?),
         Benchmark::Preflight => preflight::run(args, rows).await?,

@@ -24,6 +24,8 @@ const LABEL: &str = "gpuwarden-bench";
 const WIDTH: usize = 8;
 /// Longest time until the watch shows a burst.
 const LIMIT: Duration = Duration::from_secs(300);
+/// Pause between two questions for nodes without a label.
+const POLL: Duration = Duration::from_millis(50);
 /// Timeout of a watch on the server, in seconds. The watch is then restarted.
 const WATCH_SECONDS: u32 = 290;
 /// Number of attempts to delete all nodes: with thousands, the API server times out, and the
@@ -163,8 +165,21 @@ impl Nodes {
         patch: &Value,
         cordon: bool,
     ) -> anyhow::Result<Duration> {
-        let body = serde_json::to_vec(patch)?;
         let began = Instant::now();
+        self.send(count, width, form, patch).await?;
+        let seen = self.wait(if cordon { count } else { 0 }).await?;
+        Ok(seen.duration_since(began))
+    }
+
+    /// Sends a patch for each of the first `count` nodes, `width` at once.
+    pub(crate) async fn send(
+        &self,
+        count: usize,
+        width: usize,
+        form: &str,
+        patch: &Value,
+    ) -> anyhow::Result<()> {
+        let body = serde_json::to_vec(patch)?;
         let patches = self.names(count).into_iter().map(|name| {
             let request = http::Request::patch(format!("{NODES}/{name}"))
                 .header(http::header::CONTENT_TYPE, form)
@@ -180,8 +195,28 @@ impl Nodes {
             .try_collect::<Vec<()>>()
             .await
             .context("patch a node")?;
-        let seen = self.wait(if cordon { count } else { 0 }).await?;
-        Ok(seen.duration_since(began))
+        Ok(())
+    }
+
+    /// Waits until all nodes have a label.
+    pub(crate) async fn labelled(&self, key: &str) -> anyhow::Result<Instant> {
+        let lacking = format!("{},!{key}", self.selector());
+        let lacking = ListParams::default().labels(&lacking).limit(1);
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let request = Request::new(NODES).list_metadata(&lacking)?;
+            let found = self.client.request::<Value>(request).await?;
+            if found["items"].as_array().is_none_or(Vec::is_empty) {
+                return Ok(Instant::now());
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "after {} s not all nodes have the label {key}",
+                    LIMIT.as_secs()
+                );
+            }
+            tokio::time::sleep(POLL).await;
+        }
     }
 
     /// Waits until the watch shows this number of cordoned nodes. Returns the time when it did.

@@ -34,9 +34,22 @@ pub(crate) fn controller(args: &Args) -> anyhow::Result<Launch> {
     acting(launch, args)
 }
 
+/// Returns the launch of a controller that observes the cluster.
+pub(crate) fn observer(args: &Args) -> anyhow::Result<Launch> {
+    let launch = Launch::controller()?
+        .arg("--grpc-insecure")
+        .option("--grpc-listen", "127.0.0.1:0")
+        .option("--leader-elect", "false");
+    in_cluster(launch, args)
+}
+
 fn acting(launch: Launch, args: &Args) -> anyhow::Result<Launch> {
+    Ok(in_cluster(launch, args)?.quarantine())
+}
+
+fn in_cluster(launch: Launch, args: &Args) -> anyhow::Result<Launch> {
     let kubeconfig = args.kubeconfig.as_ref().context("no cluster is named")?;
-    let launch = launch.quarantine().kubeconfig(kubeconfig);
+    let launch = launch.kubeconfig(kubeconfig);
     Ok(match &args.context {
         Some(context) => launch.option("--context", context),
         None => launch,

@@ -245,6 +245,16 @@ impl PodBuilder {
         self
     }
 
+    /// Sets the image of the container.
+    #[must_use]
+    pub fn image(mut self, image: impl Into<String>) -> Self {
+        let image = image.into();
+        for container in &mut self.pod.spec.get_or_insert_default().containers {
+            container.image = Some(image.clone());
+        }
+        self
+    }
+
     /// Requests GPUs for the container.
     #[must_use]
     pub fn gpus(mut self, count: u32) -> Self {

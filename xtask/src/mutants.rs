@@ -30,7 +30,7 @@ struct Held {
 }
 
 /// Guards that the simulation covers.
-const SIMULATED: [Guard; 15] = [
+const SIMULATED: [Guard; 18] = [
     Guard {
         what: "a cordon that was there before stays",
         file: "fleet/src/session/change.rs",
@@ -82,8 +82,8 @@ const SIMULATED: [Guard; 15] = [
     Guard {
         what: "nothing is repaired before the pods have left",
         file: "fleet/src/stage/remediation.rs",
-        text: "if !drained && desired.drains().is_some() {",
-        without: "if false {",
+        text: "let drains = !drained && desired.drains().is_some();",
+        without: "let drains = false;",
     },
     Guard {
         what: "what was repaired is validated before it comes back",
@@ -121,11 +121,29 @@ const SIMULATED: [Guard; 15] = [
         text: "prepares.or_else(|| gang?.waits(now))",
         without: "prepares",
     },
+    Guard {
+        what: "a drain that asks for an approval waits for one",
+        file: "fleet/src/stage/approval.rs",
+        text: "one.unapproved = !drains.iter().all(has);",
+        without: "one.unapproved = false;",
+    },
+    Guard {
+        what: "a remediation that asks for an approval waits for one",
+        file: "fleet/src/remediation/plan.rs",
+        text: "if !approvals.iter().all(has) {",
+        without: "if false {",
+    },
+    Guard {
+        what: "an approval is for no other proposal",
+        file: "model/src/proposal.rs",
+        text: "named.find(|one| one.id(session) == self.proposal)",
+        without: "named.find(|_| true)",
+    },
 ];
 
 /// Guards that named tests cover, each in another part of the decisions. All are removed
 /// together, for a single build.
-const HELD: [Held; 10] = [
+const HELD: [Held; 12] = [
     Held {
         guard: Guard {
             what: "a report that other faults are near is not alone",
@@ -155,6 +173,26 @@ const HELD: [Held; 10] = [
         },
         package: "gpuwarden-analysis",
         test: "tests::what_follows_depends_on_the_set_of_entries_alone",
+    },
+    Held {
+        guard: Guard {
+            what: "one silent GPU of a group is an outlier, two are not",
+            file: "analysis/src/condition/outlier.rs",
+            text: "if silent.next().is_some() || self.speakers().count() < threshold {",
+            without: "if self.speakers().count() < threshold {",
+        },
+        package: "gpuwarden-analysis",
+        test: "tests::compared::a_gpu_is_silent_where_all_others_report",
+    },
+    Held {
+        guard: Guard {
+            what: "a job that has failed on another GPU does not count",
+            file: "analysis/src/condition/exclusive.rs",
+            text: "let own = |it: &&Seen| !is_elsewhere(&it.value, it.first, it.last);",
+            without: "let own = |it: &&Seen| !is_elsewhere(&it.id, it.first, it.last);",
+        },
+        package: "gpuwarden-analysis",
+        test: "tests::compared::jobs_count_that_have_failed_on_no_other_gpu",
     },
     Held {
         guard: Guard {

@@ -17,8 +17,9 @@ use crate::{
     shell::{cargo, run as run_command, step, target_dir},
 };
 
-/// Concurrent tests of the whole product. They mostly wait for processes and for the cluster.
-const PRODUCT_THREADS: usize = 5;
+/// Concurrent tests of the whole product. They wait for processes and for the cluster; two cores are busy
+/// with four of them, and with five, control planes took minutes to start.
+const PRODUCT_THREADS: usize = 4;
 
 #[derive(clap::Args)]
 #[command(after_help = "\

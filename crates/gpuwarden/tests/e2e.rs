@@ -44,6 +44,8 @@ mod forward;
 mod gangs;
 #[path = "e2e/gpus.rs"]
 mod gpus;
+#[path = "e2e/group.rs"]
+mod group;
 #[path = "e2e/hostile.rs"]
 mod hostile;
 #[path = "e2e/hostile_ports.rs"]
@@ -56,6 +58,8 @@ mod installed;
 mod janitor;
 #[path = "e2e/kubectl.rs"]
 mod kubectl;
+#[path = "e2e/labels.rs"]
+mod labels;
 #[path = "e2e/late.rs"]
 mod late;
 #[path = "e2e/leader.rs"]
@@ -66,6 +70,10 @@ mod ledger;
 mod machines;
 #[path = "e2e/monitoring.rs"]
 mod monitoring;
+#[path = "e2e/notices.rs"]
+mod notices;
+#[path = "e2e/objects.rs"]
+mod objects;
 #[path = "e2e/outage.rs"]
 mod outage;
 #[path = "e2e/output.rs"]
@@ -112,6 +120,8 @@ mod scheduled;
 mod snapshot;
 #[path = "e2e/stages.rs"]
 mod stages;
+#[path = "e2e/stories.rs"]
+mod stories;
 #[path = "e2e/story.rs"]
 mod story;
 #[path = "e2e/story_failing.rs"]
@@ -120,6 +130,8 @@ mod story_failing;
 mod story_killed;
 #[path = "e2e/story_uncordoned.rs"]
 mod story_uncordoned;
+#[path = "e2e/story_unrepaired.rs"]
+mod story_unrepaired;
 #[path = "e2e/support.rs"]
 mod support;
 #[path = "e2e/throttled.rs"]

@@ -16,7 +16,7 @@ import (
 
 // Time limits of start-up: generous, for a machine that is busy with a build.
 const (
-	readyLimit   = 120 * time.Second
+	readyLimit   = 240 * time.Second
 	accountLimit = 60 * time.Second
 )
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::{Finding, relative};
 
 /// Package and floor of each crate.
-const FLOORS: [(&str, u8); 25] = [
+const FLOORS: [(&str, u8); 28] = [
     ("gpuwarden-contract", 0),
     ("gpuwarden-diagnosis", 1),
     ("gpuwarden-model", 2),
@@ -15,6 +15,9 @@ const FLOORS: [(&str, u8); 25] = [
     ("gpuwarden-analysis", 4),
     ("gpuwarden-fleet", 4),
     ("gpuwarden-maintenance", 4),
+    ("gpuwarden-labels", 4),
+    ("gpuwarden-notices", 4),
+    ("gpuwarden-objects", 4),
     ("gpuwarden-preflight", 4),
     ("gpuwarden-runtime", 4),
     ("gpuwarden-store", 4),
@@ -65,7 +68,7 @@ const IMPURE: [&str; 10] = [
 ];
 
 /// Packages of the pure crates.
-const PURE: [&str; 9] = [
+const PURE: [&str; 12] = [
     "gpuwarden-contract",
     "gpuwarden-diagnosis",
     "gpuwarden-model",
@@ -73,6 +76,9 @@ const PURE: [&str; 9] = [
     "gpuwarden-analysis",
     "gpuwarden-fleet",
     "gpuwarden-maintenance",
+    "gpuwarden-labels",
+    "gpuwarden-notices",
+    "gpuwarden-objects",
     "gpuwarden-preflight",
     "gpuwarden-trial",
 ];

@@ -20,7 +20,7 @@ const MAX_LINES: usize = 700;
 const TREES: [&str; 6] = ["crates", "bench", "fakes", "testkit", "xtask", "fuzz"];
 
 /// Crates, and parts of crates, that do no I/O and read no clock.
-const PURE: [&str; 10] = [
+const PURE: [&str; 12] = [
     "crates/contract",
     "crates/diagnosis",
     "crates/model",
@@ -28,6 +28,8 @@ const PURE: [&str; 10] = [
     "crates/analysis",
     "crates/fleet",
     "crates/maintenance",
+    "crates/labels",
+    "crates/notices",
     "crates/preflight",
     "crates/trial",
     "crates/connector/src/transform",

@@ -200,11 +200,11 @@ async fn a_taint_appears_with_a_fault_follows_it_and_goes_with_it() -> anyhow::R
     )
     .await?;
     // The value is the newest XID.
-    send_to(&scene.product, vec![xid(&scene.node, 0, "95")]).await?;
+    send_to(&scene.product, vec![xid(&scene.node, 0, "64")]).await?;
     tainted(
         &scene,
         &devices,
-        &["gpu-0 gpu.nvidia.com/xid=95:NoSchedule"],
+        &["gpu-0 gpu.nvidia.com/xid=64:NoSchedule"],
     )
     .await?;
     // The node stays in service, with a session.
@@ -226,11 +226,11 @@ async fn a_taint_appears_with_a_fault_follows_it_and_goes_with_it() -> anyhow::R
     tainted(
         &scene,
         &devices,
-        &["gpu-0 gpu.nvidia.com/xid=95:NoSchedule"],
+        &["gpu-0 gpu.nvidia.com/xid=64:NoSchedule"],
     )
     .await?;
     let recovered = |code| well(&scene.node, 0, code);
-    send_to(&scene.product, vec![recovered("48"), recovered("95")]).await?;
+    send_to(&scene.product, vec![recovered("48"), recovered("64")]).await?;
     tainted(&scene, &devices, &[]).await?;
     scene.restored_by_hand().await
 }
@@ -273,14 +273,14 @@ async fn older_versions_of_the_api_do_and_none_takes_the_node_out() -> anyhow::R
             &["gpu-0 gpu.nvidia.com/xid=48:NoSchedule"],
         )
         .await?;
-        send_to(&scene.product, vec![xid(&scene.node, 0, "95")]).await?;
+        send_to(&scene.product, vec![xid(&scene.node, 0, "64")]).await?;
         tainted(
             &scene,
             &devices,
-            &["gpu-0 gpu.nvidia.com/xid=95:NoSchedule"],
+            &["gpu-0 gpu.nvidia.com/xid=64:NoSchedule"],
         )
         .await?;
-        let well = ["48", "95"].map(|code| well(&scene.node, 0, code));
+        let well = ["48", "64"].map(|code| well(&scene.node, 0, code));
         send_to(&scene.product, well.to_vec()).await?;
         tainted(&scene, &devices, &[]).await?;
     }

@@ -20,7 +20,9 @@ KEPT = {"version": ""}
 
 
 def show(**found):
-    print(json.dumps(found), flush=True)
+    # One call for the whole line: 'print' writes its end apart, and two threads show things.
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
 
 
 def conditions(gpu):

@@ -325,7 +325,9 @@ async fn a_running_one_is_well_until_it_is_not() -> anyhow::Result<()> {
     let status: Value = serde_json::from_str(&product.get("/api/v1/status").await?)?;
     assert_eq!(status["store"]["events"], 0, "{status}");
 
-    std::fs::remove_file(product.socket())?;
+    // A socket that is only missing is soon bound again; what is no socket is left alone.
+    let replacement = tempfile::NamedTempFile::new_in(&data)?;
+    replacement.persist(product.socket())?;
     let found = doctor().await?.json(1)?;
     assert_eq!(one(&found, "socket")["result"], "problem", "{found:#}");
     Ok(())
@@ -446,6 +448,7 @@ async fn in_a_cluster_rights_and_nodes_are_looked_at_and_the_fixes_mend() -> any
     for (check, result) in [
         ("node", "problem"),
         ("gpu-nodes", "warning"),
+        ("topology", "warning"),
         ("policy", "problem"),
     ] {
         assert_eq!(one(&found, check)["result"], result, "{found:#}");
@@ -459,13 +462,21 @@ async fn in_a_cluster_rights_and_nodes_are_looked_at_and_the_fixes_mend() -> any
     let literal = format!("--from-literal=config.toml={rules}");
     let create = ["-n", "gw", "create", "configmap", "rules", &literal];
     plane.kubectl(create).await?;
-    let found = doctor(&["--policy", "configmap:gw/rules"]);
+    // A policy is no file of rules of the analysis.
+    let both = [
+        "--policy",
+        "configmap:gw/rules",
+        "--rules",
+        "configmap:gw/rules",
+    ];
+    let found = doctor(&both);
     let told = lines(&found);
     for expected in [
         "node ok the cluster has gpu-1",
         "node warning gpu-1 has no label nvidia.com/gpu.present=true",
         "policy problem configmap:gw/rules/config.toml:6: rule set 'r': expression unknown field \
          'isFatl' of 'event'; did you mean 'isFatal'?",
+        "rules problem configmap:gw/rules/config.toml:1: unknown key 'rule-sets'; there is built_in, topology, rules",
     ] {
         assert!(
             told.iter().any(|line| line == expected),
@@ -477,8 +488,10 @@ async fn in_a_cluster_rights_and_nodes_are_looked_at_and_the_fixes_mend() -> any
         .iter()
         .find(|it| it["what"].as_str().unwrap().contains("has no label"));
     apply_fix(&plane, &label.unwrap()["fix"]).await?;
+    let rack = ["label", "node", "gpu-1", "topology.kubernetes.io/rack=r1"];
+    plane.kubectl(rack).await?;
     let found = doctor(&[]);
-    for check in ["node", "gpu-nodes", "policy"] {
+    for check in ["node", "gpu-nodes", "topology", "policy"] {
         assert_eq!(one(&found, check)["result"], "ok", "{found:#}");
     }
     Ok(())

@@ -121,6 +121,9 @@ async fn a_gpu_that_was_marked_takes_its_next_node_out_whatever_is_killed() -> a
         product: launch.start().await?,
     };
     let fault = naming(event(&first, "0"));
+    tests.send(fault.clone()).await?;
+    tests.product.restart().await?;
+    // As a monitor that was left without an answer does.
     tests.send(fault).await?;
     tests.cordoned(&first, true).await?;
 
@@ -128,6 +131,7 @@ async fn a_gpu_that_was_marked_takes_its_next_node_out_whatever_is_killed() -> a
     tests.mark("bad", "memory, twice").await?.expect(0)?;
     tests.product.restart().await?;
     tests.send(inventory(&second)).await?;
+    tests.product.restart().await?;
     tests.cordoned(&second, true).await?;
     tests.product.restart().await?;
     let shown = ["ledger", UUID, "-o", "json"];
@@ -159,6 +163,7 @@ async fn a_gpu_that_was_marked_takes_its_next_node_out_whatever_is_killed() -> a
         .mark("good", "passed the field diagnostic")
         .await?
         .expect(0)?;
+    tests.product.restart().await?;
     tests.cordoned(&second, false).await?;
     tests.cordoned(&first, true).await?;
     assert_eq!(tests.reported(&second).await?, [false, true]);

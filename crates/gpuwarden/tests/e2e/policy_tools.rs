@@ -135,7 +135,9 @@ fn policies_are_compared_and_presets_listed() {
     );
     assert_eq!(code, Some(1));
     assert!(
-        out.contains("A  2026-07-01 12:00:00.000  n1  quarantine"),
+        out.contains(
+            "A  2026-07-01 12:00:02.000  n1  quarantine by 'default': cordon: SysLogsXIDError 95"
+        ),
         "{out}"
     );
 
@@ -193,4 +195,43 @@ fn the_example_passes_its_tests() {
     assert_eq!(code, Some(0), "{out}{err}");
     let (code, out, _) = gpuwarden(&["policy", "lint", example], "");
     assert_eq!(code, Some(0), "{out}");
+}
+
+#[test]
+fn policies_over_objects_are_checked_and_tested() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/objects.toml");
+    let (code, out, err) = gpuwarden(&["objects", "test", example], "");
+    assert_eq!(code, Some(0), "{out}{err}");
+    assert!(out.contains("4 passed, 0 failed"), "{out}");
+    let (code, out, _) = gpuwarden(&["objects", "lint", example], "");
+    assert_eq!(code, Some(0), "{out}");
+    // An example whose node never counts fails its tests.
+    let dir = tempfile::tempdir().unwrap();
+    let changed = dir.path().join("objects.toml");
+    let changed = changed.to_str().unwrap();
+    let text = fs::read_to_string(example).unwrap();
+    fs::write(changed, text.replace("\"5m\"", "\"10m\"")).unwrap();
+    let tests = example.replace(".toml", ".test.yaml");
+    let (code, out, _) = gpuwarden(&["objects", "test", changed, &tests], "");
+    assert_eq!(code, Some(1), "{out}");
+    assert!(
+        out.contains("FAIL") && out.contains("3 passed, 1 failed"),
+        "{out}"
+    );
+    for (to, code, part) in [
+        ("resource.sttus.conditions", 2, "objects.toml:16: "),
+        ("dyn(resource).status.conditions", 1, "objects.toml:16: "),
+    ] {
+        fs::write(changed, text.replace("resource.status.conditions", to)).unwrap();
+        let (found, out, err) = gpuwarden(&["objects", "lint", changed], "");
+        assert_eq!(found, Some(code), "{out}{err}");
+        assert!(format!("{out}{err}").contains(part), "{out}{err}");
+    }
+    let (code, _, err) = gpuwarden(&["objects", "lint", "preset:mars"], "");
+    assert_eq!(code, Some(2));
+    assert!(
+        err.contains("preset:mars: there is no such preset; there are node-not-ready"),
+        "{err}"
+    );
+    assert_eq!(gpuwarden(&["objects", "lint", "preset:aks"], "").0, Some(0));
 }

@@ -36,7 +36,8 @@ const HANGS: &str = "gpus = 2\n[calls]\nnvmlDeviceGetPowerUsage = \"hang\"\n";
 
 /// Panels without data in the story below, as a start of their title: each needs a part that
 /// does not run, or something that does not happen.
-const EMPTY: [(&str, &str); 20] = [
+const EMPTY: [(&str, &str); 21] = [
+    ("gpuwarden-itself", "Open conclusions"),
     ("gpuwarden-fleet", "Remediations that ended"),
     ("gpuwarden-fleet", "Blind sources"),
     ("gpuwarden-fleet", "Taints of devices"),
@@ -185,12 +186,15 @@ impl Story {
         let (policy, drain) = (files.path().join("policy"), files.path().join("drain"));
         std::fs::write(&policy, format!("{BREAKER}{}", brake::RULES))?;
         std::fs::write(&drain, DRAIN)?;
+        let rules_of_analysis = files.path().join("rules");
+        std::fs::write(&rules_of_analysis, "# built-in\n")?;
         let acting = Launch::new()?
             .node_name("n0")
             .kubeconfig(plane.kubeconfig())
             .option("--namespace", NAMESPACE)
             .option("--accept-nodes", "any")
             .option("--policy", &policy)
+            .option("--rules", &rules_of_analysis)
             .arg("--drain")
             .option("--drain-config", &drain)
             .quarantine_with_brake()
@@ -352,6 +356,14 @@ async fn the_right_alerts_fire_and_every_panel_has_its_data() -> anyhow::Result<
     reader.runbook("GpuwardenMetricMissing", &names).await?;
     std::fs::write(&policy, format!("{BREAKER}{}", brake::RULES))?;
     story.fire(&[]).await?;
+    let rules = story.files.path().join("rules");
+    std::fs::write(&rules, "[[rule]]\n")?;
+    story.fire(&["GpuwardenRulesRejected rejected"]).await?;
+    let path = rules.display().to_string();
+    let names = [("FILE", path.as_str())];
+    story.runbook("GpuwardenRulesRejected", &names).await?;
+    std::fs::write(&rules, "# built-in\n")?;
+    story.fire(&[]).await?;
     assert!(story.send([event("", "0")]).await.is_err());
     story.fire(&["GpuwardenEventsRefused invalid"]).await?;
     story.fire(&[]).await?;
@@ -378,6 +390,7 @@ async fn the_right_alerts_fire_and_every_panel_has_its_data() -> anyhow::Result<
         "GpuwardenPausedTooLong",
         "GpuwardenSourceBlind",
         "GpuwardenPolicyRejected",
+        "GpuwardenRulesRejected",
         "GpuwardenEventsRefused",
         "GpuwardenDown",
         "GpuwardenControllerAbsent",

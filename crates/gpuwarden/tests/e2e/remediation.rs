@@ -6,7 +6,8 @@ use std::time::Duration;
 use contract::{HealthEvent, RecommendedAction};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
-use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Version};
@@ -271,6 +272,105 @@ async fn what_failed_for_now_is_made_again_and_for_good_asks_a_person() -> anyho
     repair.scene.patch(patch).await?;
     let ended = |session: &Value| session.is_null();
     repair.scene.session("a session that ends", ended).await
+}
+
+/// Policy that asks a person about every fault.
+pub(crate) const ASKS: &str = r#"
+[[rule-sets]]
+name = "fatal"
+cordon = { shouldCordon = true }
+[[rule-sets.match.all]]
+kind = "HealthEvent"
+expression = "event.isFatal"
+
+[[routes]]
+name = "ask"
+drain = "forceful"
+approve = true
+[[routes.match.all]]
+kind = "HealthEvent"
+expression = "true"
+"#;
+
+#[tokio::test]
+async fn what_asks_waits_through_kills_until_a_person_approves_it() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let policy = tempfile::NamedTempFile::new()?;
+    std::fs::write(policy.path(), ASKS)?;
+    let asks = |launch: Launch| launch.option("--policy", policy.path());
+    let mut repair = Repair::new(&plane, asks).await?;
+    let (node, client) = (repair.scene.node.clone(), plane.client().await?);
+    plane.namespace(&node).await?;
+    let pod = testkit::pod(&node, "job").on(&node);
+    pod.create(&client).await?;
+    repair.fault(79)?;
+    let proposal = "drain of the node, RESTART_BM";
+    let awaits = format!("a person's approval of {proposal}: gpuwarden approve {node}");
+    repair.awaits(&awaits).await?;
+    repair.scene.product.restart().await?;
+    repair.awaits(&awaits).await?;
+    let status = repair.scene.product.client(["status"]).await?;
+    assert!(status.stdout.contains(&awaits), "{}", status.stdout);
+    let why = repair.scene.product.client(["why-not", &node]).await?;
+    assert!(why.stdout.contains(&awaits), "{}", why.stdout);
+    repair
+        .scene
+        .told("attention", &format!("proposed: {proposal}"))
+        .await?;
+    let events: Api<Event> = Api::namespaced(client.clone(), "default");
+    let told = || async {
+        let list = events.list(&ListParams::default()).await;
+        let events = list.map_err(|error| error.to_string())?.items;
+        let of_node = events.iter().filter(|event| {
+            let about = event.involved_object.name.as_deref() == Some(node.as_str());
+            about && event.reason.as_deref() == Some("ApprovalNeeded")
+        });
+        match of_node.count() {
+            1 => Ok(()),
+            count => Err(format!("{count} Events")),
+        }
+    };
+    let product = &repair.scene.product;
+    product.wait_for("one Event", SOON, told).await?;
+    let pods: Api<Pod> = Api::namespaced(client, &node);
+    let pod = pods.get("job").await?;
+    assert!(pod.metadata.deletion_timestamp.is_none(), "it stays");
+    assert!(repair.made().await?.is_empty(), "and nothing is repaired");
+
+    let mut reader = Reader::beside(product, Some(&plane))?;
+    let names = [("NODE", node.as_str())];
+    reader.runbook("GpuwardenApprovalWaits", &names).await?;
+    repair
+        .scene
+        .told("session", &format!(": {proposal}"))
+        .await?;
+    let leaves = || async {
+        match pods.get_opt("job").await {
+            Ok(None) => Ok(()),
+            Ok(Some(pod)) if pod.metadata.deletion_timestamp.is_some() => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    product.wait_for("the pod to leave", SOON, leaves).await?;
+    repair.scene.product.restart().await?;
+    pods.delete("job", &DeleteParams::default().grace_period(0))
+        .await
+        .ok();
+    let name = repair.made_is(1).await?;
+    let done = [
+        condition("SignalSent", "True", "Succeeded"),
+        condition("NodeReady", "True", "Succeeded"),
+    ];
+    repair.set(&name, json!(done)).await?;
+    repair.state("remediation-succeeded").await?;
+    let recovered = repair.scene.product.client(["inject", "recovery"]).await?;
+    recovered.expect(0)?;
+    repair.scene.restored().await?;
+    let nothing = repair.scene.product.command(["approve", &node]).await?;
+    assert_ne!(nothing.code, Some(0), "nothing waits: {}", nothing.stdout);
+    Ok(())
 }
 
 #[tokio::test]

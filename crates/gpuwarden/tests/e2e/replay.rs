@@ -24,7 +24,8 @@ fn xid(second: u32, pci: &str, code: u32) -> String {
 fn logs_of_several_nodes_are_one_story_and_two_policies_are_compared() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    // XID 45 is an application error, and 79 is not; on GKE, a node stays in service with 95.
+    // XID 45 is an application error, and 79 is not; on GKE, a node stays in service with 95,
+    // which elsewhere waits two seconds for an XID 48.
     fs::write(
         path("gpu-1.log"),
         xid(1, "0000:b3:00", 45) + &xid(9, "0000:b3:00", 79),
@@ -42,7 +43,7 @@ fn logs_of_several_nodes_are_one_story_and_two_policies_are_compared() {
     let lines: Vec<&str> = out.lines().collect();
     assert!(
         lines[0].starts_with(
-            "2026-07-01 12:00:05.000  gpu-2  quarantine by 'default': cordon: SysLogsXIDError 95"
+            "2026-07-01 12:00:07.000  gpu-2  quarantine by 'default': cordon: SysLogsXIDError 95"
         ),
         "{out}"
     );
@@ -68,7 +69,7 @@ fn logs_of_several_nodes_are_one_story_and_two_policies_are_compared() {
     let (code, out, _) = gpuwarden(&compared, "");
     assert_eq!(code, Some(1));
     assert!(
-        out.starts_with("A  2026-07-01 12:00:05.000  gpu-2  quarantine"),
+        out.starts_with("A  2026-07-01 12:00:07.000  gpu-2  quarantine"),
         "{out}"
     );
     assert!(
@@ -94,7 +95,7 @@ fn logs_of_several_nodes_are_one_story_and_two_policies_are_compared() {
     assert_eq!(decisions[0]["node"], "gpu-2");
     assert_eq!(decisions[0]["decision"], "quarantine");
     assert_eq!(decisions[0]["cordon"], true);
-    assert_eq!(decisions[0]["at"], "2026-07-01T12:00:05Z");
+    assert_eq!(decisions[0]["at"], "2026-07-01T12:00:07Z");
 
     // Nodes with their labels: one is opted out, and the other is missing in the list.
     let nodes = path("nodes.json");

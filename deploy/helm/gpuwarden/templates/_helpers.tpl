@@ -38,7 +38,7 @@ labels:
 
 {{/* True if the controllers elect a leader. */}}
 {{- define "gpuwarden.elects" -}}
-{{- if or (include "gpuwarden.acts" .) .Values.janitor.enabled (gt (int .Values.controller.replicas) 1) }}true{{ end -}}
+{{- if or (include "gpuwarden.acts" .) .Values.janitor.enabled .Values.labeler.enabled (gt (int .Values.controller.replicas) 1) }}true{{ end -}}
 {{- end }}
 
 {{/* True if the preflight webhook is deployed: by NVSentinel's value, or by that of ADR-026. */}}
@@ -228,6 +228,16 @@ projected:
 {{- $_ := merge $set (dict "JANITOR" "true" "JANITOR_CONFIG" (print $files "/janitor.yaml") "JANITOR_TTL" .Values.janitor.ttl) }}
 {{- if .Values.validation.enabled }}
 {{- $_ := set $set "VALIDATION_CONFIG" (print $files "/validation.yaml") }}
+{{- end }}
+{{- end }}
+{{- if .Values.maintenance.config }}
+{{- $_ := set $set "MAINTENANCE" (print $files "/maintenance.toml") }}
+{{- end }}
+{{- with .Values.labeler }}
+{{- if .enabled }}
+{{- $_ := merge $set (dict "LABEL_NODES" "true" "DCGM_APP_LABEL" .dcgmAppLabel "DRIVER_APP_LABEL" .driverAppLabel "GKE_INSTALLER_APP_LABEL" .gkeInstallerAppLabel) }}
+{{- $_ := merge $set (dict "KATA_LABEL" .kataLabelOverride "DCGM_VERSION" .dcgmVersion "EXPECTED_DEVICE_COUNTS_CONFIG_FILE" (ternary (print $files "/labeler.toml") "" (not (empty .config)))) }}
+{{- $_ := merge $set (dict "ASSUME_DRIVER_INSTALLED" (toString .assumeDriverInstalled) "ASSUME_DCGM_AVAILABLE" (toString .assumeDCGMAvailable) "REQUIRE_DCGM_READY_FOR_BOOTSTRAP" (toString .requireDCGMReadyForBootstrap)) }}
 {{- end }}
 {{- end }}
 {{- range $name, $value := $set }}

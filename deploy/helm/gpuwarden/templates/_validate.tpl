@@ -37,6 +37,9 @@ TEXT "reference" MAP. A known map that is empty takes any keys. */}}
 {{- if and .Values.janitor.enabled .Values.quarantine.dryRun }}
 {{- fail "\n\njanitor.enabled: a janitor has no dry run; set janitor.enabled=false beside quarantine.dryRun\n" }}
 {{- end }}
+{{- if and .Values.labeler.enabled .Values.quarantine.dryRun }}
+{{- fail "\n\nlabeler.enabled: labels have no dry run; set labeler.enabled=false beside quarantine.dryRun\n" }}
+{{- end }}
 {{- if and .Values.validation.enabled (not .Values.janitor.enabled) }}
 {{- fail "\n\nvalidation.enabled: the janitor carries out ValidationRequests; set janitor.enabled too\n" }}
 {{- end }}

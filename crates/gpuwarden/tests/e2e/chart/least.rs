@@ -251,6 +251,27 @@ async fn observing_takes_and_uses_the_permissions_to_see() -> anyhow::Result<()>
     check(&release.plane, "gpuwarden-controller", &[]).await
 }
 
+#[tokio::test]
+async fn labelling_takes_and_uses_its_permissions() -> anyhow::Result<()> {
+    let more = [
+        "--set",
+        "labeler.enabled=true,controller.extraArgs={--certificate-lifetime=10s}",
+    ];
+    let Some(release) = Release::start("127.77.1.8", &["observe"], &more).await? else {
+        return Ok(());
+    };
+    let label = "nvsentinel.dgxc.nvidia.com/kata.enabled";
+    release
+        .node_is("labelled", |node| {
+            node["metadata"]["labels"][label] == "false"
+        })
+        .await?;
+    release.fault(79).await?;
+    release.rotated().await?;
+    release.authority_returns().await?;
+    check(&release.plane, "gpuwarden-controller", &[]).await
+}
+
 /// Returns a policy with a circuit breaker, whose `ConfigMap` gpuwarden writes.
 pub(super) fn policy() -> String {
     format!(
@@ -280,6 +301,7 @@ async fn quarantine_takes_and_uses_its_permissions_and_one_less_is_noticed() -> 
         .node_is("cordoned", |node| node["spec"]["unschedulable"] == true)
         .await?;
     release.breaker_trips().await?;
+    release.gpu_is_marked().await?;
     // Twice: the second report changes the Event of the first.
     for second in 0..2 {
         release.mild(second).await?;

@@ -249,6 +249,32 @@ impl Release {
         .await
     }
 
+    /// Marks a GPU, and marks it again. The first mark creates the `ConfigMap`, the other one changes it.
+    pub(super) async fn gpu_is_marked(&self) -> anyhow::Result<()> {
+        let socket = self.controller.socket().to_str().unwrap().to_owned();
+        for mark in ["bad", "good"] {
+            let command = [
+                "ledger",
+                "mark",
+                "1655000000017",
+                mark,
+                "--reason",
+                "a test",
+            ];
+            let command = command.into_iter().chain(["--socket", &socket]);
+            self.controller.client(command).await?.expect(0)?;
+            wait_for("the mark in the cluster", SOON, || async {
+                let get = ["get", "configmap", "gpuwarden", "-o", "json"];
+                match self.plane.kubectl(in_namespace(get)).await {
+                    Ok(map) if map.contains(&format!(r#"\"kind\":\"{mark}\""#)) => Ok(()),
+                    other => Err(format!("{other:?}")),
+                }
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
     /// Waits until the node is as a test wants it.
     pub(super) async fn node_is(
         &self,

@@ -215,6 +215,7 @@ async fn repair_takes_and_uses_its_permissions() -> anyhow::Result<()> {
     release.reboots("boot-2").await?;
     release.has_state("remediation-succeeded").await?;
     release.breaker_trips_and_is_closed().await?;
+    release.gpu_is_marked().await?;
     release.is_back(&before).await?;
 
     // A fault that is over while the reboot is under way: gpuwarden looks whether it has begun.

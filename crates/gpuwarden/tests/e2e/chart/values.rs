@@ -8,10 +8,14 @@ use super::{Helm, LADDER, NAMESPACE, values_file};
 use crate::monitoring::repository;
 
 /// Wrong values, and the path and the hint of their refusal.
-const WRONG: [(&str, &str); 15] = [
+const WRONG: [(&str, &str); 16] = [
     (
         "quarantine.enabled=true,quarantine.dryRun=true,janitor.enabled=true",
         "janitor.enabled: a janitor has no dry run",
+    ),
+    (
+        "quarantine.enabled=true,quarantine.dryRun=true,labeler.enabled=true",
+        "labeler.enabled: labels have no dry run",
     ),
     (
         "quarantine.enbled=true",
@@ -334,7 +338,8 @@ const MORE: [&str; 5] = [
     "gpuAccess=hostDriver,agent.privileged=true,agent.kernelLog=kmsg",
     "agent.catalog=x,policy.config=x,analysis.rules=x,controller.persistence.enabled=true,\
      quarantine.enabled=true,\
-     policy.deviceTaints=true,remediation.templates.a\\.yaml=b",
+     policy.deviceTaints=true,remediation.templates.a\\.yaml=b,\
+     labeler.enabled=true,labeler.config=x",
     "global.preflight.enabled=true,preflight.networkPolicy.namespaces[0]=default,\
      preflight.webhook.validateRequests=true,networkPolicy.apiServers[0]=192.0.2.0/28",
     "janitor.enabled=true,validation.enabled=true,validation.config=x,quarantine.enabled=true,\

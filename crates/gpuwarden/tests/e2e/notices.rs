@@ -1,0 +1,159 @@
+//! Announced maintenance: from the notice on the Node object to the node's return, with a product that is
+//! killed after every step. The test plays the cloud.
+
+use std::time::Duration;
+
+use contract::keys;
+use jiff::{SignedDuration, Timestamp};
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+use testkit::{ControlPlane, Launch, Options, Version};
+
+use crate::group::Group;
+use crate::support::SOON;
+
+const SCHEDULED: &str = "cloud.google.com/scheduled-maintenance-time";
+const UPCOMING: &str = "node.gke.io/upcoming-maintenance";
+
+/// The node goes out a minute before its maintenance, and returns as soon as it is over.
+const CONFIG: &str = "
+clusterName = 'test'
+maintenanceEventPollIntervalSeconds = 10
+triggerQuarantineWorkflowTimeLimitMinutes = 1
+postMaintenanceHealthyDelayMinutes = 0
+";
+
+/// A node with maintenances, and another node.
+struct Cloud {
+    group: Group,
+    node: String,
+}
+
+impl Cloud {
+    /// Changes the node as the cloud does, and kills the product.
+    async fn changes(&mut self, change: Value) -> anyhow::Result<()> {
+        let nodes = &self.group.nodes;
+        nodes
+            .patch(&self.node, &PatchParams::default(), &Patch::Merge(change))
+            .await?;
+        self.group.kill().await
+    }
+
+    /// Announces a maintenance that begins in this time.
+    async fn announces(&mut self, within: SignedDuration) -> anyhow::Result<()> {
+        let start = (Timestamp::now() + within).as_second().to_string();
+        self.changes(json!({"metadata": {"labels": {SCHEDULED: start}}}))
+            .await
+    }
+
+    /// Reboots the machine.
+    async fn reboots(&self) -> anyhow::Result<()> {
+        let boot = json!({"status": {"nodeInfo": {"bootID": testkit::unique("boot")}}});
+        let nodes = &self.group.nodes;
+        nodes
+            .patch_status(&self.node, &PatchParams::default(), &Patch::Strategic(boot))
+            .await?;
+        Ok(())
+    }
+
+    /// Waits until the maintenances of the node are in these states.
+    async fn are(&self, states: &[&str]) -> anyhow::Result<()> {
+        let are = || async {
+            let shown = self.group.shown(&["maintenance"]).await?;
+            let all = shown["maintenances"].as_array().into_iter().flatten();
+            let own = all.filter(|record| record["nodeName"] == self.node.as_str());
+            let found: Vec<&str> = own.filter_map(|record| record["status"].as_str()).collect();
+            anyhow::ensure!(found == states, "{shown}");
+            Ok(())
+        };
+        let what = format!("the maintenances {states:?}");
+        self.group.product.wait_for(&what, SOON * 2, are).await
+    }
+
+    /// Announces a maintenance, brings it forward, and reboots the machine.
+    async fn brings_forward_and_reboots(&mut self) -> anyhow::Result<()> {
+        let node = [self.node.clone()];
+        self.reboots().await?;
+        self.announces(SignedDuration::from_hours(2)).await?;
+        self.are(&["DETECTED"]).await?;
+        self.group.kill().await?;
+        self.group.until_out(&[]).await?;
+        // The begin is brought forward.
+        self.announces(SignedDuration::from_secs(5)).await?;
+        self.group.until_out(&node).await?;
+        self.are(&["QUARANTINE_TRIGGERED"]).await?;
+        self.group.kill().await?;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        self.reboots().await?;
+        self.group.kill().await?;
+        self.group.until_out(&node).await?;
+        self.changes(json!({"metadata": {"labels": {SCHEDULED: null}}}))
+            .await?;
+        self.are(&["HEALTHY_TRIGGERED"]).await?;
+        self.group.until_out(&[]).await?;
+        self.group.kill().await?;
+        self.are(&["HEALTHY_TRIGGERED"]).await?;
+        self.was_out_once(&["announced", "fatal", "over"]).await
+    }
+
+    /// Announces an emergency, which waits for no time, and cancels it.
+    async fn calls_off_an_emergency(&mut self) -> anyhow::Result<()> {
+        let node = [self.node.clone()];
+        let start = Timestamp::now() + SignedDuration::from_hours(2);
+        let upcoming = |kind: &str, status: &str| {
+            let notice = json!({
+                "maintenanceStatus": status, "type": kind, "windowStartTime": start.to_string(),
+            });
+            json!({"metadata": {"annotations": {UPCOMING: notice.to_string()}}})
+        };
+        self.changes(upcoming("UNSCHEDULED", "PENDING")).await?;
+        self.group.until_out(&node).await?;
+        self.are(&["QUARANTINE_TRIGGERED"]).await?;
+        self.group.kill().await?;
+        self.changes(upcoming("UNSCHEDULED", "CANCELLED")).await?;
+        self.are(&["CANCELLED"]).await?;
+        self.group.until_out(&[]).await?;
+        self.group.kill().await?;
+        self.are(&["CANCELLED"]).await?;
+        self.was_out_once(&["fatal", "over"]).await
+    }
+
+    /// Returns the reports of the maintenance: `announced`, `fatal` or `over`.
+    async fn reports(&self) -> anyhow::Result<Vec<&'static str>> {
+        let events = self.group.events().await?.into_iter();
+        let own = events.filter(|event| event["checkName"] == keys::CHECK_CSP_MAINTENANCE);
+        let own = own.filter(|event| event["nodeName"] == self.node.as_str());
+        let told = own.map(
+            |event| match (event["isHealthy"] == true, event["isFatal"] == true) {
+                (true, _) => "over",
+                (false, true) => "fatal",
+                (false, false) => "announced",
+            },
+        );
+        Ok(told.collect())
+    }
+
+    /// Checks that the node went out once, and that this is what was reported.
+    async fn was_out_once(&self, reports: &[&str]) -> anyhow::Result<()> {
+        assert_eq!(self.reports().await?, reports);
+        assert_eq!(self.group.outages().await?.get(&self.node), Some(&1));
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_node_leaves_before_its_maintenance_and_returns_after_it() -> anyhow::Result<()> {
+    // A control plane of its own: the product reads the notices on all nodes.
+    let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
+        return Ok(());
+    };
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), CONFIG)?;
+    let arrange = |launch: Launch| launch.quarantine().option("--maintenance", file.path());
+    let group = Group::new(&plane, 2, |_, node| node.without_kubelet(), arrange).await?;
+    let [first, second] = [0, 1].map(|number| group.names[number].clone());
+    let mut cloud = Cloud { group, node: first };
+    cloud.brings_forward_and_reboots().await?;
+    cloud.node = second;
+    cloud.calls_off_an_emergency().await
+}
