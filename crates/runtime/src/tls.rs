@@ -97,6 +97,12 @@ pub enum TlsError {
         /// Description of the problem.
         what: String,
     },
+    /// The system has no certificates of authorities.
+    #[error(
+        "this system has no certificates of authorities: install its package ca-certificates, or name a file \
+         in SSL_CERT_FILE"
+    )]
+    NoAuthorities,
     /// The cryptography library lacks what TLS needs: a bug in this program.
     #[error("TLS cannot be set up")]
     Internal(#[source] rustls::Error),

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::{Finding, relative};
 
 /// Package and floor of each crate.
-const FLOORS: [(&str, u8); 28] = [
+const FLOORS: [(&str, u8); 29] = [
     ("gpuwarden-contract", 0),
     ("gpuwarden-diagnosis", 1),
     ("gpuwarden-model", 2),
@@ -27,6 +27,7 @@ const FLOORS: [(&str, u8); 28] = [
     ("gpuwarden-connector", 5),
     ("gpuwarden-devices", 5),
     ("gpuwarden-checks", 5),
+    ("gpuwarden-clouds", 5),
     ("gpuwarden-monitor", 6),
     ("gpuwarden-certificates", 6),
     ("gpuwarden-agent", 7),

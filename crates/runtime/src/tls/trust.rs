@@ -1,4 +1,4 @@
-//! TLS of a client without certificate files: trusts every server, or none.
+//! TLS of a client without certificate files: trusts the authorities of the system, every server, or none.
 
 use std::sync::Arc;
 
@@ -25,6 +25,26 @@ impl ClientTls {
                 .map_err(TlsError::Internal)?
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(All));
+            Ok(builder.with_no_client_auth())
+        };
+        Self::new(Vec::new(), Box::new(make))
+    }
+
+    /// Returns TLS that trusts the authorities of the system, or of the file that `SSL_CERT_FILE` names.
+    /// Fails if there are none.
+    pub fn trusting_system() -> Result<Self, TlsError> {
+        let make = || {
+            let found = rustls_native_certs::load_native_certs();
+            let mut roots = RootCertStore::empty();
+            // Some systems have a certificate that cannot be parsed beside good ones.
+            roots.add_parsable_certificates(found.certs);
+            if roots.is_empty() {
+                return Err(TlsError::NoAuthorities);
+            }
+            let builder = ClientConfig::builder_with_provider(provider())
+                .with_safe_default_protocol_versions()
+                .map_err(TlsError::Internal)?
+                .with_root_certificates(roots);
             Ok(builder.with_no_client_auth())
         };
         Self::new(Vec::new(), Box::new(make))

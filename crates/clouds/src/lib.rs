@@ -1,0 +1,64 @@
+//! Maintenance APIs of clouds: one module for each cloud asks its APIs, and says what they announce
+//! as notices about instances.
+//!
+//! ```text
+//! Cloud::poll --> Answer for each API: Told { announced: notice + Instance } or a Failure
+//! ```
+//!
+//! The caller (`controller/maintenance.rs`) finds the node of each instance ([`Instance`]), keeps the
+//! time of the last success of each source, and brings the notices into the book of `notices`. A poll
+//! that fails says nothing about any maintenance; the next one covers its window.
+//!
+//! [`http`] is the client of all clouds, [`environment`] is where credentials are looked for.
+
+pub mod environment;
+pub mod http;
+pub mod instance;
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use notices::Notice;
+
+pub use environment::Environment;
+pub use http::Failure;
+pub use instance::Instance;
+
+/// Time of the last successful poll of each source, by the source's name.
+///
+/// A source without one is asked for everything that holds now.
+pub type Since = BTreeMap<String, Timestamp>;
+
+/// Result of asking one API once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Name of the source, such as `aws-health`; unique among all clouds.
+    pub source: &'static str,
+    /// Statement of the API, or the reason why there is none.
+    pub told: Result<Told, Failure>,
+}
+
+/// Statement of one API.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Notices, each with its instance.
+    pub announced: Vec<Announced>,
+    /// True if these are all notices of the API; false for changes.
+    pub complete: bool,
+    /// Instances about which a complete statement says nothing: theirs cannot be understood now.
+    pub unseen: Vec<Instance>,
+    /// Number of notices that cannot be understood.
+    pub odd: u64,
+}
+
+/// A notice about an instance, which may be a node or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announced {
+    /// The instance.
+    pub instance: Instance,
+    /// The notice. Its `node` is empty: the caller finds it.
+    pub notice: Notice,
+}
+
+#[cfg(test)]
+mod loopback;
