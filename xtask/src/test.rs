@@ -60,6 +60,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for (name, mut command) in test_commands(&args.args) {
         command.env("GPUWARDEN_BIN", &binary);
         command.env(SKIP_FILE, skips.path());
+        // A log that is cut to its end should end with why tests failed.
+        command.env("RUST_BACKTRACE", "0");
         tested = tested.and(step(name, || run_command(&mut command)));
     }
     let noted = fs::read_to_string(skips.path())?;
