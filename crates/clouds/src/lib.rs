@@ -9,11 +9,15 @@
 //! time of the last success of each source, and brings the notices into the book of `notices`. A poll
 //! that fails says nothing about any maintenance; the next one covers its window.
 //!
+//! [`metadata`] asks the metadata service of this machine instead, which needs no credentials: the
+//! agent of a node does.
+//!
 //! [`http`] is the client of all clouds, [`environment`] is where credentials are looked for.
 
 pub mod environment;
 pub mod http;
 pub mod instance;
+pub mod metadata;
 
 use std::collections::BTreeMap;
 

@@ -81,6 +81,15 @@ impl Book {
         &self.records
     }
 
+    /// Notes whether the provider was told, by a mark on the node, that the maintenance with this
+    /// id may begin.
+    pub fn set_told_to_begin(&mut self, id: &str, told: Option<Timestamp>) {
+        let mut records = self.records.iter_mut();
+        if let Some(record) = records.find(|record| record.id == id) {
+            record.told_to_begin = told;
+        }
+    }
+
     /// Returns the number of notices that found no room since the last call.
     pub fn take_left_out(&mut self) -> usize {
         std::mem::take(&mut self.left_out)

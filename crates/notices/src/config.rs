@@ -1,5 +1,5 @@
-//! Configuration: NVSentinel's file for its CSP health monitor (TOML), and the key `actions` of
-//! gpuwarden's own.
+//! Configuration: NVSentinel's file for its CSP health monitor (TOML), and the keys
+//! `beginOnceDrained` and `actions` of gpuwarden's own.
 
 use std::collections::BTreeMap;
 
@@ -33,6 +33,8 @@ pub struct MaintenanceConfig {
     pub settings: Settings,
     /// Name of the cluster, for people.
     pub cluster_name: String,
+    /// True if the provider is told that a maintenance may begin, once the node is drained.
+    pub begin_once_drained: bool,
     /// Action that each kind recommends; `NONE` for those not listed.
     actions: BTreeMap<Kind, RecommendedAction>,
 }
@@ -51,6 +53,9 @@ struct File {
     gcp: Gcp,
     #[serde(default)]
     aws: Aws,
+    /// A key of gpuwarden.
+    #[serde(default)]
+    begin_once_drained: bool,
     /// A key of gpuwarden.
     #[serde(default)]
     actions: BTreeMap<String, String>,
@@ -149,6 +154,7 @@ impl MaintenanceConfig {
             poll,
             settings,
             cluster_name: file.cluster_name,
+            begin_once_drained: file.begin_once_drained,
             actions,
         })
     }
@@ -224,6 +230,13 @@ endpointOverride = ""
         let read = MaintenanceConfig::parse(&own, "f").unwrap();
         assert_eq!(read.action(Kind::Replacement), RecommendedAction::ReplaceVm);
         assert_eq!(read.action(Kind::Stop), RecommendedAction::None);
+        assert!(!read.begin_once_drained);
+        let own = format!("beginOnceDrained = true\n{REFERENCE}");
+        assert!(
+            MaintenanceConfig::parse(&own, "f")
+                .unwrap()
+                .begin_once_drained
+        );
     }
 
     #[test]

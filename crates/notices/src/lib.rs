@@ -9,7 +9,9 @@
 //! time and nothing else. Stored together with the reports on their way, as a monitor's state is
 //! (`monitor/lib.rs`), it loses and doubles nothing by a restart at any moment.
 //!
-//! The monitor that reads the Node objects is `controller/maintenance.rs`.
+//! Notices come from the Node objects ([`node_object`]), from the metadata service of each machine,
+//! and from the APIs of clouds (the room `clouds`). The monitor that has the book is
+//! `controller/maintenance.rs`.
 //!
 //! The janitor's part, which causes maintenance, is the room `maintenance`.
 
@@ -19,6 +21,7 @@ pub mod node_object;
 mod notice;
 mod record;
 mod report;
+pub mod words;
 
 pub use book::{Book, MAX_ENDED, MAX_OPEN, NodeState, Settings};
 pub use config::MaintenanceConfig;

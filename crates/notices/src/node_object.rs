@@ -5,15 +5,16 @@
 //! JSON of the instance's metadata server.
 
 use jiff::Timestamp;
-use jiff::fmt::rfc2822;
 use model::node::NodeView;
-use serde::Deserialize;
 
 use crate::notice::{Kind, Notice, Phase, Reading};
+use crate::words::{Upcoming, azure_kind, gcp_phase, http_date};
 
 /// Name of the source.
 pub const SOURCE: &str = "node-object";
 
+/// Name of the provider of GKE.
+pub const GCP: &str = "gcp";
 /// GKE: scheduled begin, in seconds since 1970.
 const GKE_SCHEDULED: &str = "cloud.google.com/scheduled-maintenance-time";
 /// GKE: `ONGOING` during a maintenance.
@@ -28,26 +29,14 @@ const GKE_STATE: &str = "node.gke.io/maintenance-state";
 const GKE_REPLACE: &str = "node.gke.io/report-and-replace-operation";
 /// GKE: annotation with the number of the instance.
 const GKE_INSTANCE: &str = "container.googleapis.com/instance_id";
+/// GKE: label by which a user lets a scheduled maintenance begin; its value is `true`.
+pub const GKE_PERFORM: &str = "cloud.google.com/perform-maintenance";
 /// Begin of the provider id of a node in Azure.
 const AZURE: &str = "azure://";
 /// Word of a scheduled maintenance for which GKE has no word of its own.
 const PENDING: &str = "PENDING";
 /// Word of a maintenance that is going on.
 const ONGOING: &str = "ONGOING";
-
-/// A maintenance as GCP's metadata server and API have it.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Upcoming {
-    #[serde(alias = "maintenanceStatus")]
-    maintenance_status: String,
-    #[serde(rename = "type")]
-    kind: String,
-    #[serde(alias = "windowStartTime")]
-    window_start_time: String,
-    #[serde(alias = "windowEndTime")]
-    window_end_time: String,
-}
 
 /// A node about which nothing can be said.
 struct Unseen;
@@ -99,13 +88,10 @@ fn gke(node: &NodeView) -> Result<Option<Notice>, Unseen> {
     } else {
         status
     };
-    let phase = match told {
-        ONGOING | "ACTIVE" => Phase::Ongoing,
-        "COMPLETED" => Phase::Completed,
-        "CANCELLED" | "CANCELED" => Phase::Cancelled,
-        "" if scheduled.is_none() => return Ok(None),
-        _ => Phase::Scheduled,
-    };
+    if told.is_empty() && scheduled.is_none() {
+        return Ok(None);
+    }
+    let phase = gcp_phase(told);
     let label = scheduled.map(|text| {
         let seconds = text.parse().ok();
         seconds.and_then(|seconds| Timestamp::from_second(seconds).ok())
@@ -114,14 +100,14 @@ fn gke(node: &NodeView) -> Result<Option<Notice>, Unseen> {
     if phase == Phase::Scheduled && label == Some(None) {
         return Err(Unseen);
     }
-    let time = |text: &str| text.parse::<Timestamp>().ok();
+    let (start, end) = upcoming.window();
     let words = [active, status, text(GKE_STATE).unwrap_or_default(), PENDING];
     let word = words.into_iter().find(|word| !word.is_empty());
     let instance = text(GKE_INSTANCE).or(node.provider_id.rsplit('/').next());
     Ok(Some(Notice {
         node: node.name.clone(),
         event: String::new(),
-        provider: "gcp".to_owned(),
+        provider: GCP.to_owned(),
         resource: (
             "gce_instance".to_owned(),
             instance.unwrap_or_default().to_owned(),
@@ -132,9 +118,9 @@ fn gke(node: &NodeView) -> Result<Option<Notice>, Unseen> {
         },
         phase,
         word: word.unwrap_or_default().to_owned(),
-        start: label.flatten().or(time(&upcoming.window_start_time)),
-        end: time(&upcoming.window_end_time),
-        emergency: upcoming.kind == "UNSCHEDULED",
+        start: label.flatten().or(start),
+        end,
+        emergency: upcoming.is_emergency(),
         updated: None,
     }))
 }
@@ -154,18 +140,10 @@ fn aks(node: &NodeView) -> Result<Option<Notice>, Unseen> {
         .message
         .split_once(':')
         .unwrap_or((&event.message, ""));
-    let kinds = [
-        ("Freeze", Kind::Migration),
-        ("Reboot", Kind::Reboot),
-        ("Redeploy", Kind::Replacement),
-        ("Preempt", Kind::Stop),
-        ("Terminate", Kind::Stop),
-    ];
-    let mut words = what.split_whitespace();
-    let named = words.find_map(|word| kinds.iter().find(|(name, _)| *name == word));
+    let kind = what.split_whitespace().find_map(azure_kind);
     // Other messages tell that the events cannot be read.
-    let (_, kind) = named.ok_or(Unseen)?;
-    let start = rfc2822::parse(when.trim()).ok();
+    let kind = kind.ok_or(Unseen)?;
+    let start = http_date(when);
     if start.is_none() && !when.trim().is_empty() {
         return Err(Unseen);
     }
@@ -180,10 +158,10 @@ fn aks(node: &NodeView) -> Result<Option<Notice>, Unseen> {
                 .unwrap_or_default()
                 .to_owned(),
         ),
-        kind: *kind,
+        kind,
         phase: Phase::Scheduled,
         word: what.trim().to_owned(),
-        start: start.map(|start| start.timestamp()),
+        start,
         end: None,
         emergency: false,
         updated: None,

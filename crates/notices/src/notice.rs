@@ -92,6 +92,24 @@ impl Kind {
 // === impl Phase ===
 
 impl Phase {
+    /// All phases.
+    pub const ALL: [Self; 4] = [
+        Self::Scheduled,
+        Self::Ongoing,
+        Self::Completed,
+        Self::Cancelled,
+    ];
+
+    /// Returns the name, as an agent tells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Scheduled => "scheduled",
+            Self::Ongoing => "ongoing",
+            Self::Completed => "completed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
     /// Returns whether the maintenance is still to come, or going on.
     pub fn is_open(self) -> bool {
         matches!(self, Self::Scheduled | Self::Ongoing)

@@ -136,6 +136,9 @@ pub struct Record {
     /// Evidence that the maintenance is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settled: Option<Settled>,
+    /// Time at which the provider was told, by a mark on the node, that it may begin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub told_to_begin: Option<Timestamp>,
 }
 
 /// Type of a maintenance, in NVSentinel's words.
@@ -176,7 +179,7 @@ impl State {
     }
 
     /// Returns whether the maintenance counts as over.
-    pub(crate) fn is_over(self) -> bool {
+    pub fn is_over(self) -> bool {
         self.is_last() || matches!(self, Self::MaintenanceComplete | Self::NodeReadinessTimeout)
     }
 }
@@ -213,7 +216,14 @@ impl Record {
             vanished: None,
             node_gone: None,
             settled: None,
+            told_to_begin: None,
         }
+    }
+
+    /// Returns whether the provider may begin before the scheduled time, once the node is drained.
+    pub fn may_begin(&self) -> bool {
+        let is_here = self.vanished.is_none() && !self.state.is_over();
+        is_here && self.phase == Phase::Scheduled && self.out_since.is_some()
     }
 
     /// Returns whether the maintenance does not wait for its window.
