@@ -7,6 +7,7 @@
 //!
 //! No module here does I/O or reads a clock: time is an argument.
 
+pub mod actors;
 pub mod attempt;
 pub mod condition;
 pub mod device;

@@ -11,6 +11,7 @@ use contract::nearest::nearest;
 use fleet::session::{ObservedNode, Phase, foreign_session, returns};
 use fleet::{Fleet, Situation};
 use jiff::Timestamp;
+use model::actors;
 use model::fault::not_fully_seen;
 use model::mode::Mode;
 use serde::{Deserialize, Serialize};
@@ -107,6 +108,7 @@ fn explain(
     }
     checks.push(mode_check(situation.acting));
     checks.extend(foreign_check(situation));
+    checks.extend(others_check(observed));
     let (rules, notices) = rule_checks(situation);
     checks.push(faults_check(situation, sources, notices));
     checks.extend(rules);
@@ -342,6 +344,18 @@ fn faults_check(situation: &Situation<'_>, sources: &[Source<'_>], notices: usiz
 }
 
 /// Returns the check of a change that failed; `None` if none did.
+/// Returns the check of other programs, if any is at work on the node. They prevent no quarantine.
+fn others_check(observed: Option<&ObservedNode>) -> Option<Check> {
+    let mut actors = actors::at_work(&observed?.view).into_iter();
+    let first = actors.next()?;
+    let others = actors.flat_map(|actor| [actor.to_string(), actor.advice.to_owned()]);
+    let check = Check {
+        details: others.collect(),
+        ..passes("others", first.to_string())
+    };
+    Some(check.fix(first.advice))
+}
+
 fn change_check(situation: &Situation<'_>) -> Option<Check> {
     let session = &situation.session;
     if session.failures == 0 {

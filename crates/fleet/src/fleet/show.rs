@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use contract::keys;
 use jiff::Timestamp;
+use model::actors;
 use model::fault::{Fault, not_fully_seen};
 use model::ownership::{CORDONED_BEFORE, Ownership};
 use policy::assess::{Dismissal, DismissedBy, is_notice};
@@ -266,6 +267,8 @@ impl<'a> Shown<'a> {
         {
             notes.push(CORDONED_BEFORE.to_owned());
         }
+        let others = entry.view.iter().flat_map(|view| actors::at_work(view));
+        notes.extend(others.map(|actor| format!("{actor}: {}", actor.advice)));
         notes.extend(entry.hold.as_ref().map(|hold| format!("held back: {hold}")));
         notes.extend(self.dismissed_note());
         notes.extend(entry.session.times.notes());

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Check {
-    /// Name of the check: `sources`, `cluster`, `node`, `mode`, `session`, `faults`, `rules`,
-    /// `brake`, `change`.
+    /// Name of the check: `sources`, `cluster`, `node`, `mode`, `session`, `others`, `faults`,
+    /// `rules`, `brake`, `change`.
     pub name: String,
     /// Result of the check: whether it prevents a quarantine.
     pub result: CheckResult,

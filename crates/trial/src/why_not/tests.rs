@@ -429,3 +429,33 @@ fn a_cordon_that_is_not_ours_is_told_to_stay() {
         assert_eq!(text.ends_with(": it stays so"), stays, "{text}");
     }
 }
+
+#[test]
+fn the_other_programs_that_are_at_work_on_the_node_are_named() {
+    let others = |world: &World| {
+        let checks = ask(world).checks.into_iter();
+        let others: Vec<Check> = checks.filter(|check| check.name == "others").collect();
+        others
+    };
+    let mut world = world();
+    assert_eq!(others(&world), []);
+    world.node = Some(node(json!({
+        "labels": {"nvidia.com/gpu-driver-upgrade-state": "drain-required"},
+        "annotations": {"kured.dev/kured-reboot-in-progress": "2026-01-01"},
+    })));
+    let others = others(&world);
+    let [check] = others.as_slice() else {
+        panic!("{others:?}");
+    };
+    assert_eq!(check.result, CheckResult::Passes);
+    assert_eq!(
+        check.text,
+        "the GPU operator's upgrade controller is at work on the node (label \
+         nvidia.com/gpu-driver-upgrade-state)"
+    );
+    assert!(
+        check.details[0].starts_with("Kured is at work"),
+        "{check:?}"
+    );
+    assert!(check.fix.as_deref().unwrap().contains("gpu-driver-upgrade"));
+}

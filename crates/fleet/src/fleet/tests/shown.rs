@@ -379,3 +379,20 @@ fn once_the_store_is_read_nothing_is_said_of_its_silence() {
         "the recovery of its faults, or a release by hand"
     );
 }
+
+#[test]
+fn another_program_that_is_at_work_on_the_node_is_told() {
+    let mut world = World::new(&Policy::builtin());
+    let upgrading = (
+        "nvidia.com/gpu-driver-upgrade-state",
+        "pod-restart-required",
+    );
+    world["n1"]
+        .labels
+        .insert(upgrading.0.to_owned(), upgrading.1.to_owned());
+    world.fault(0);
+    world.settle();
+    let status = world.fleet.status("n1").unwrap();
+    let is_note = |text: &String| text.starts_with("the GPU operator's upgrade controller is at");
+    assert!(status.notes.iter().any(is_note), "{status:?}");
+}
