@@ -17,6 +17,8 @@ pub const MAX_OPEN: usize = 20_000;
 /// Most maintenances that are over and kept, to be shown; also those whose notice is still there,
 /// up to twice as many, since they would be taken for new ones.
 pub const MAX_ENDED: usize = 1_000;
+/// Time after which an open fault that this book has not reported is taken over.
+const STRANGE: SignedDuration = SignedDuration::from_mins(1);
 /// Longest id and word of a notice (bytes): a name in an event.
 const MAX_TEXT: usize = 253;
 /// Longest id of a resource (bytes): a value in an event.
@@ -54,6 +56,9 @@ pub struct Book {
     records: Vec<Record>,
     /// Last report, by node. `None` for a report of an earlier book.
     reported: BTreeMap<String, Option<Reported>>,
+    /// Nodes with an open fault that this book has not reported, and since when that is seen.
+    #[serde(skip)]
+    strange: BTreeMap<String, Timestamp>,
     /// Number of records ever made, for their ids.
     made: u64,
     /// Notices of the last readings that found no room.
@@ -95,10 +100,27 @@ impl Book {
         std::mem::take(&mut self.left_out)
     }
 
-    /// Takes over a report of an earlier book: that node has an open fault, which ends once the
-    /// node is ready and no notice is about it.
-    pub fn adopt(&mut self, node: &str) {
-        self.reported.entry(node.to_owned()).or_insert(None);
+    /// Takes over the reports of an earlier book. `open` are the nodes with an open fault: one that
+    /// this book has not reported for a minute ends once the node is ready and no notice is about it.
+    /// The minute is for reports on their way.
+    pub fn take_over(&mut self, open: &BTreeSet<&str>, now: Timestamp) {
+        let reported = &self.reported;
+        let is_strange = |node: &str| open.contains(node) && !reported.contains_key(node);
+        self.strange.retain(|node, _| is_strange(node));
+        for node in open.iter().filter(|node| is_strange(node)) {
+            self.strange.entry((*node).to_owned()).or_insert(now);
+        }
+        let is_due = |_: &String, since: &mut Timestamp| now.duration_since(*since) >= STRANGE;
+        let due: Vec<String> = (self.strange.extract_if(.., is_due))
+            .map(|(node, _)| node)
+            .collect();
+        self.reported
+            .extend(due.into_iter().map(|node| (node, None)));
+    }
+
+    /// Returns whether there are open faults that wait to be taken over.
+    pub fn takes_over(&self) -> bool {
+        !self.strange.is_empty()
     }
 
     /// Takes a reading of a source.

@@ -399,14 +399,23 @@ fn a_fault_of_an_earlier_book_ends_once_its_node_is_ready() {
     let mut world = World::new();
     world.open.insert(("n".to_owned(), "17".to_owned()), true);
     world.nodes.get_mut("n").unwrap().ready = false;
-    world.book.adopt("n");
+    let open = BTreeSet::from(["n"]);
+    world.book.take_over(&open, at(0));
+    // A report of this book may be on its way.
+    assert!(world.book.takes_over() && world.look(0).is_empty());
+    world.book.take_over(&BTreeSet::new(), at(0));
+    assert!(!world.book.takes_over());
+    world.book.take_over(&open, at(0));
+    world.book.take_over(&open, at(1));
+    assert!(!world.book.takes_over());
     assert!(world.look(1).is_empty());
     world.restart();
     world.nodes.get_mut("n").unwrap().ready = true;
     assert_eq!(world.look(2), ["n healthy"]);
     assert!(world.open.is_empty() && world.look(3).is_empty());
     // The maintenance is still announced.
-    world.book.adopt("n");
+    world.book.take_over(&open, at(3));
+    world.book.take_over(&open, at(4));
     world.notices = vec![notice(Phase::Ongoing, None)];
     assert_eq!(world.look(4), ["n fatal"]);
     world.notices = vec![notice(Phase::Cancelled, None)];

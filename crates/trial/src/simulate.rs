@@ -29,7 +29,7 @@ use happening::Broken;
 use happening::{Fate, Happening, NODES};
 use setup::Setup;
 use world::World;
-use world::judge;
+use world::{cloud, judge};
 
 /// Number of steps of an episode.
 const EPISODE: u64 = 250;
@@ -89,11 +89,18 @@ pub fn run(seed: u64, steps: u64) -> SimulationReport {
         let seed = seed.wrapping_add(report.steps / EPISODE);
         let mut dice = Dice::new(seed);
         let setup = Setup::of(seed);
+        // Steps of the cloud come between the others, which the seed determines without them.
+        let mut of_cloud = Dice::new(seed.rotate_left(32));
         let steps: Vec<Happening> = (0..length)
-            .map(|step| match usize::try_from(step) {
-                // Nodes have pods from the beginning.
-                Ok(step) if step < NODES * PODS => Happening::bound(step % NODES, &mut dice),
-                _ => Happening::any(&mut dice),
+            .flat_map(|step| {
+                let step = match usize::try_from(step) {
+                    // Nodes have pods from the beginning.
+                    Ok(step) if step < NODES * PODS => Happening::bound(step % NODES, &mut dice),
+                    _ => Happening::any(&mut dice),
+                };
+                let has_turn = setup.maintenance && of_cloud.once_in(6);
+                let turn = has_turn.then(|| Happening::of_cloud(&mut of_cloud));
+                [Some(step), turn].into_iter().flatten()
             })
             .collect();
         report.steps += length;
@@ -153,6 +160,8 @@ fn apply(world: &mut World, step: Happening, figures: &mut Figures) -> Result<()
         Happening::Named(which) => drop(world.name_gpu(which)),
         Happening::Written(which) => world.write_checkpoint(which),
         Happening::Time(seconds) => world.pass(seconds),
+        Happening::Cloud(node, turn) => world.cloud(node, turn),
+        Happening::Looks => world.look_at_cloud(),
     }
     Ok(())
 }
@@ -166,16 +175,19 @@ fn end(world: &mut World) -> Result<(), Broken> {
     settle(world, true)?;
     judge::book(&world.fleet, world.store.events(), &world.nodes)?;
     judge::settled(world)?;
+    cloud::announced(world)?;
     world.catch_up();
     // A pause does not delay recovery.
     world.pause(Some(false));
     let begin = world.now;
+    world.end_maintenance();
     for symptom in judge::recoveries(&world.fleet) {
         world.report(symptom, true, false, 0);
     }
     settle(world, false)?;
     judge::book(&world.fleet, world.store.events(), &world.nodes)?;
     judge::given_back(world)?;
+    cloud::over(world)?;
     let took = world.now.duration_since(begin);
     if took > judge::GIVEN_BACK_WITHIN {
         return Err(format!(
@@ -188,6 +200,7 @@ fn end(world: &mut World) -> Result<(), Broken> {
 /// Runs the cluster until nothing changes.
 fn settle(world: &mut World, pods_end: bool) -> Result<(), Broken> {
     for _ in 0..ROUNDS {
+        world.look_at_cloud();
         world.read_events(usize::MAX);
         for node in 0..NODES {
             while world.deliver(node) {}
@@ -206,6 +219,7 @@ fn settle(world: &mut World, pods_end: bool) -> Result<(), Broken> {
             continue;
         }
         match world.waits_until() {
+            _ if world.awaits_end_of_maintenance() => world.pass(10),
             Some(at) => {
                 let wait = at.duration_since(world.now) + SignedDuration::from_secs(1);
                 world.pass(wait.as_secs());

@@ -80,6 +80,21 @@ pub(super) enum MachineChange {
     Uncordons,
 }
 
+/// Turn of the cloud to a node of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CloudTurn {
+    /// A maintenance in this many minutes is announced.
+    Announces(i64),
+    /// The announced maintenance is put off, or brought forward, to this many minutes from now.
+    Moves(i64),
+    /// The announced maintenance begins.
+    Begins,
+    /// The announced maintenance ends, with a boot.
+    Ends,
+    /// The announced maintenance is called off.
+    CallsOff,
+}
+
 /// Step of a janitor on a custom resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
@@ -162,6 +177,10 @@ pub(super) enum Happening {
     Written(usize),
     /// Clock advances, or is set back.
     Time(i64),
+    /// Cloud turns to a node.
+    Cloud(usize, CloudTurn),
+    /// Monitor of maintenance reads what the cloud tells.
+    Looks,
 }
 
 // === impl Happening ===
@@ -170,6 +189,22 @@ impl Happening {
     /// Returns the step that binds a random pod to a node.
     pub(super) fn bound(node: usize, dice: &mut Dice) -> Self {
         Self::Bound(node, dice.below(NAMESPACES.len()), Traits::any(dice))
+    }
+
+    /// Returns a random step of the cloud, or of the monitor that reads what it tells.
+    pub(super) fn of_cloud(dice: &mut Dice) -> Self {
+        let minutes = [0, 5, 20, 300];
+        let minutes = minutes.get(dice.below(minutes.len())).copied();
+        let minutes = minutes.unwrap_or_default();
+        let turn = match dice.below(10) {
+            0..2 => CloudTurn::Announces(minutes),
+            2 => CloudTurn::Moves(minutes),
+            3 => CloudTurn::Begins,
+            4 => CloudTurn::Ends,
+            5 => CloudTurn::CallsOff,
+            _ => return Self::Looks,
+        };
+        Self::Cloud(dice.below(NODES), turn)
     }
 
     /// Returns a random step; ordinary ones are more likely.
@@ -397,6 +432,8 @@ impl fmt::Display for Happening {
                 )
             }
             Self::Time(seconds) => write!(f, "{:#} pass", SignedDuration::from_secs(*seconds)),
+            Self::Cloud(node, turn) => write!(f, "n{node}: {turn}"),
+            Self::Looks => write!(f, "the monitor of maintenance reads what the cloud tells"),
         }
     }
 }
@@ -405,6 +442,18 @@ impl fmt::Display for Symptom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { node, gpu, check } = self;
         write!(f, "n{node}, GPU {gpu}, {check}")
+    }
+}
+
+impl fmt::Display for CloudTurn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Announces(minutes) => write!(f, "maintenance in {minutes} min is announced"),
+            Self::Moves(minutes) => write!(f, "its maintenance is moved to {minutes} min from now"),
+            Self::Begins => write!(f, "its maintenance begins"),
+            Self::Ends => write!(f, "its maintenance ends"),
+            Self::CallsOff => write!(f, "its maintenance is called off"),
+        }
     }
 }
 

@@ -97,6 +97,8 @@ pub(super) struct Setup {
     pub(super) validation: Proof,
     /// True if all routes that drain, and reboots, wait for a person's approval.
     pub(super) approvals: bool,
+    /// True if the cloud announces maintenance.
+    pub(super) maintenance: bool,
 }
 
 /// Configuration of a controller, as its files give it.
@@ -122,6 +124,7 @@ impl Setup {
             gangs: dice.once_in(2),
             validation: Proof::any(&mut dice),
             approvals: dice.once_in(2),
+            maintenance: dice.once_in(2),
         }
     }
 
@@ -150,6 +153,10 @@ impl Setup {
             },
             Self {
                 approvals: false,
+                ..self.clone()
+            },
+            Self {
+                maintenance: false,
                 ..self.clone()
             },
         ];
@@ -276,6 +283,9 @@ impl fmt::Display for Setup {
         }
         if self.approvals {
             features.push("approvals of routes and reboots".to_owned());
+        }
+        if self.maintenance {
+            features.push("a cloud that announces maintenance".to_owned());
         }
         match self.validation {
             Proof::Nothing => {}

@@ -40,15 +40,20 @@ fn the_same_seed_is_the_same_run() {
 
 #[test]
 fn all_combinations_of_features_are_met() {
-    let setups = (0..2000).map(Setup::of);
+    let setups = (0..4000).map(Setup::of);
     let setups: Vec<Setup> = setups.collect();
     let routes = |one: &Setup| format!("{:?}", one.routes);
     assert_eq!(setups.iter().map(routes).collect::<BTreeSet<_>>().len(), 16);
     let switches = |one: &Setup| {
         let of_drains = (one.partial, one.custom_drain, one.gangs);
-        let of_all = (one.device_taints, one.validation, one.approvals);
+        let of_all = (
+            one.device_taints,
+            one.validation,
+            one.approvals,
+            one.maintenance,
+        );
         (of_drains, of_all)
     };
     let met: BTreeSet<_> = setups.iter().map(switches).collect();
-    assert_eq!(met.len(), 128);
+    assert_eq!(met.len(), 256);
 }

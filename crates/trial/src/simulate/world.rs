@@ -19,8 +19,10 @@ use super::resources::Resources;
 use super::rules::{Rules, slice, uuid};
 use super::setup::{Configuration, Setup};
 use super::store::Store;
+use cloud::Cloud;
 use requests::PendingRequest;
 
+pub(super) mod cloud;
 pub(super) mod judge;
 mod pods;
 mod requests;
@@ -53,6 +55,7 @@ pub(super) struct World {
     pods_made: u64,
     pub(super) resources: Resources,
     pub(super) rules: Rules,
+    cloud: Cloud,
     /// Node of each watched custom resource, by the resource's name.
     pub(super) watched: BTreeMap<String, String>,
     /// Number of effects, by kind.
@@ -85,6 +88,7 @@ impl World {
             pods_made: 0,
             resources: Resources::default(),
             rules: Rules::new(),
+            cloud: Cloud::default(),
             watched: BTreeMap::new(),
             effects: BTreeMap::new(),
             sessions: 0,
@@ -339,6 +343,7 @@ impl World {
             self.store.lose();
             self.saved = None;
         }
+        self.restart_monitor(memory == Memory::Saved);
         let kept = self.saved.clone().filter(|_| memory == Memory::Saved);
         self.start(kept);
         Ok(())
