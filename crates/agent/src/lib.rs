@@ -8,6 +8,7 @@
 pub mod faults;
 pub mod gpu;
 pub mod kernel_log;
+pub mod maintenance;
 pub mod pods;
 pub mod providers;
 

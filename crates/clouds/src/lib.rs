@@ -64,5 +64,5 @@ pub struct Announced {
     pub notice: Notice,
 }
 
-#[cfg(test)]
-mod loopback;
+#[cfg(any(test, feature = "test-util"))]
+pub mod loopback;

@@ -1,5 +1,12 @@
 //! HTTP server of the tests on loopback, whose answers a function gives.
 
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "only for tests"
+)]
+
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,26 +20,26 @@ use tokio::task::JoinHandle;
 
 /// A request as the server got it.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
-    pub(crate) method: Method,
+pub struct Asked {
+    pub method: Method,
     /// Path with the query.
-    pub(crate) target: String,
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Vec<u8>,
+    pub target: String,
+    pub headers: HeaderMap,
+    pub body: Vec<u8>,
 }
 
 /// Answer of the server.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Reply {
-    pub(crate) status: u16,
-    pub(crate) headers: Vec<(&'static str, String)>,
-    pub(crate) body: Vec<u8>,
+pub struct Reply {
+    pub status: u16,
+    pub headers: Vec<(&'static str, String)>,
+    pub body: Vec<u8>,
 }
 
 /// A server that ends when dropped.
-pub(crate) struct Server {
+pub struct Server {
     /// URL of the server, without a path.
-    pub(crate) url: String,
+    pub url: String,
     asked: Arc<Mutex<Vec<Asked>>>,
     task: JoinHandle<()>,
 }
@@ -40,8 +47,16 @@ pub(crate) struct Server {
 // === impl Server ===
 
 impl Server {
-    pub(crate) async fn start(answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    /// Starts a server on a free port.
+    pub async fn start(answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+        Self::on(TcpListener::bind("127.0.0.1:0").await.unwrap(), answer)
+    }
+
+    /// Starts a server on this socket.
+    pub fn on(
+        listener: TcpListener,
+        answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static,
+    ) -> Self {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
         let (seen, answer) = (Arc::clone(&asked), Arc::new(answer));
@@ -67,7 +82,7 @@ impl Server {
     }
 
     /// Returns all requests so far.
-    pub(crate) fn asked(&self) -> Vec<Asked> {
+    pub fn asked(&self) -> Vec<Asked> {
         self.asked
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -85,13 +100,13 @@ impl Drop for Server {
 
 impl Asked {
     /// Returns the value of a header, empty if there is none.
-    pub(crate) fn header(&self, name: &str) -> &str {
+    pub fn header(&self, name: &str) -> &str {
         self.headers
             .get(name)
             .map_or("", |value| value.to_str().unwrap())
     }
 
-    pub(crate) fn text(&self) -> &str {
+    pub fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
 }
@@ -99,7 +114,7 @@ impl Asked {
 // === impl Reply ===
 
 impl Reply {
-    pub(crate) fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
+    pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
         Self {
             status,
             headers: Vec::new(),
@@ -107,7 +122,7 @@ impl Reply {
         }
     }
 
-    pub(crate) fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+    pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self
     }

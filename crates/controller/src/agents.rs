@@ -1,17 +1,19 @@
-//! Service for agents beside events: they report the GPUs of pods ([`crate::pods`]) and list the
-//! open faults of their node. Each node may report and list only its own.
+//! Service for agents beside events: they report the GPUs of pods ([`crate::pods`]) and announced
+//! maintenance ([`crate::maintenance`]), and list the open faults of their node. Each node may report and list only its own.
 
 use std::sync::Arc;
 
 use connector::Caller;
 use contract::node::node_service_server::NodeService;
 use contract::node::{
-    ListFaultsRequest, ListFaultsResponse, ReportPodsRequest, ReportPodsResponse,
+    ListFaultsRequest, ListFaultsResponse, ReportMaintenanceRequest, ReportMaintenanceResponse,
+    ReportPodsRequest, ReportPodsResponse,
 };
 use fleet::view::FleetView;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
+use crate::maintenance::MachineNotices;
 use crate::pods::PodDevices;
 
 /// gRPC service for agents.
@@ -19,6 +21,8 @@ use crate::pods::PodDevices;
 pub struct Agents {
     /// Writer of the annotations with the GPUs of pods.
     pub pods: PodDevices,
+    /// Notices of the machines' metadata services; `None` without a monitor of maintenance.
+    pub maintenance: Option<MachineNotices>,
     /// Receiver of the state of all nodes.
     pub fleet: watch::Receiver<Arc<FleetView>>,
     /// Id of the event store that the state follows from.
@@ -35,6 +39,21 @@ impl NodeService for Agents {
         let again = self.pods.handle(request.get_ref()).await;
         let again = again.map_err(Status::invalid_argument)?;
         Ok(Response::new(ReportPodsResponse { again }))
+    }
+
+    async fn report_maintenance(
+        &self,
+        request: Request<ReportMaintenanceRequest>,
+    ) -> Result<Response<ReportMaintenanceResponse>, Status> {
+        check(&request, &request.get_ref().node_name)?;
+        let notices = self.maintenance.as_ref().ok_or_else(|| {
+            Status::failed_precondition(
+                "the controller does not read announced maintenance: give it --maintenance FILE",
+            )
+        })?;
+        let may_begin = notices.handle(request.get_ref());
+        let may_begin = may_begin.map_err(Status::invalid_argument)?;
+        Ok(Response::new(ReportMaintenanceResponse { may_begin }))
     }
 
     async fn list_faults(

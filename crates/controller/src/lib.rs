@@ -49,6 +49,7 @@ pub fn described_metrics() -> Vec<Group> {
         Group::new("ledger", ledger::LedgerMetrics::described()),
         Group::new("conditions", conditions::described_metrics()),
         Group::new("labels of nodes", labeler::described_metrics()),
+        Group::new("announced maintenance", maintenance::described_metrics()),
         Group::new("cluster", cluster.chain(api_requests::described())),
         Group::new(
             "queues",

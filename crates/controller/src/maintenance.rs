@@ -1,23 +1,35 @@
-//! Monitor of announced maintenance: reads the notices on the Node objects, and reports each node that
-//! has one.
+//! Monitor of announced maintenance: reads the notices on the Node objects and those of agents, and
+//! reports each node that has one.
 //!
 //! ```text
-//! known nodes --> notices::node_object --> Book --> events of the check CSPMaintenance
+//! known nodes -------------> notices::node_object --> Book --> events of the check CSPMaintenance
+//! agents --> machines ------------------------------>  |
+//!                                                      +----> begin: the provider may begin
 //! ```
+
+mod begin;
+mod machines;
+mod metrics;
+mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::KnownNodes;
+use cluster::{Cluster, KnownNodes};
 use contract::keys;
 use fleet::view::{FleetView, NodeStatus};
 use jiff::Timestamp;
 use model::node::NodeView;
 use monitor::{Frame, Monitor, Reporter};
 use notices::{Book, MaintenanceConfig, NodeState, Record, Report, node_object};
+use runtime::metrics::Description;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+pub use machines::MachineNotices;
+use metrics::MaintenanceMetrics;
+pub use requests::MaintenanceRequests;
 
 /// Component class of the events, as in NVSentinel.
 const CLASS: &str = "CSP";
@@ -25,6 +37,11 @@ const CLASS: &str = "CSP";
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Most reports of one look. Others wait for the next one.
 const MOST_REPORTS: usize = 1_000;
+
+/// Returns the descriptions of the metrics of the monitor beside those of every monitor.
+pub(crate) fn described_metrics() -> Vec<Description> {
+    MaintenanceMetrics::described()
+}
 
 static MONITOR: Monitor = Monitor {
     name: "maintenance",
@@ -36,11 +53,13 @@ static MONITOR: Monitor = Monitor {
 pub struct MaintenanceMonitor {
     config: MaintenanceConfig,
     nodes: KnownNodes,
+    machines: MachineNotices,
     fleet: watch::Receiver<Arc<FleetView>>,
+    /// Cluster in which nodes are marked whose maintenance may begin; `None` to mark none.
+    marks: Option<Arc<Cluster>>,
     reporter: Reporter<Book>,
     records: watch::Sender<Arc<[Record]>>,
-    /// True once the open faults of the fleet are in the book.
-    begun: bool,
+    metrics: MaintenanceMetrics,
     /// Numbers of notices of the last look that could not be understood, and that found no room.
     unread: (u64, usize),
 }
@@ -48,20 +67,25 @@ pub struct MaintenanceMonitor {
 // === impl MaintenanceMonitor ===
 
 impl MaintenanceMonitor {
-    /// Creates the monitor, which [`Self::run`] starts.
+    /// Creates the monitor, which [`Self::run`] starts. With `writes` it may mark nodes.
     pub fn new(
         config: MaintenanceConfig,
-        nodes: KnownNodes,
+        cluster: Arc<Cluster>,
+        writes: bool,
+        machines: MachineNotices,
         fleet: watch::Receiver<Arc<FleetView>>,
         frame: Frame,
     ) -> Self {
+        let marks = writes && config.begin_once_drained;
         Self {
             config,
-            nodes,
+            nodes: cluster.known_nodes(),
+            machines,
             fleet,
+            marks: marks.then_some(cluster),
+            metrics: MaintenanceMetrics::new(&frame.metrics),
             reporter: Reporter::new(&MONITOR, frame),
             records: watch::Sender::new(Arc::default()),
-            begun: false,
             unread: (0, 0),
         }
     }
@@ -75,6 +99,7 @@ impl MaintenanceMonitor {
     pub async fn run(mut self, cancel: CancellationToken) {
         loop {
             self.look();
+            self.let_begin().await;
             if !self.reporter.pause(LOOK_EVERY, &cancel).await {
                 break;
             }
@@ -94,15 +119,14 @@ impl MaintenanceMonitor {
 
         let now = self.reporter.now();
         let mut book = self.reporter.memory().clone();
-        if !self.begun {
-            self.begun = true;
-            reported_before(&fleet).for_each(|node| book.adopt(node));
-        }
+        book.take_over(&reported(&fleet), now);
         book.read(node_object::SOURCE, &reading, now);
-        let out = out_of_service(&fleet);
         let nodes: BTreeMap<&str, &NodeView> = (nodes.iter())
             .map(|node| (node.name.as_str(), node.as_ref()))
             .collect();
+        let told = (self.machines).reading(|name| nodes.contains_key(name), book.records());
+        book.read(machines::SOURCE, &told, now);
+        let out = out_of_service(&fleet);
         let state = |name: &str| {
             let node = nodes.get(name)?;
             Some(NodeState {
@@ -122,6 +146,7 @@ impl MaintenanceMonitor {
             let is_new = **shown != *book.records();
             if is_new {
                 *shown = book.records().into();
+                self.metrics.show(book.records());
             }
             is_new
         });
@@ -143,7 +168,7 @@ impl MaintenanceMonitor {
 
 /// Returns the nodes with an open fault of this monitor, which a monitor with another book may have
 /// reported.
-fn reported_before(fleet: &FleetView) -> impl Iterator<Item = &str> {
+fn reported(fleet: &FleetView) -> BTreeSet<&str> {
     let is_reported = |node: &&NodeStatus| {
         (node.faults.iter().chain(&node.notices)).any(|fault| {
             // One of another program is its own to end.
@@ -151,7 +176,7 @@ fn reported_before(fleet: &FleetView) -> impl Iterator<Item = &str> {
         })
     };
     let reported = fleet.nodes.iter().filter(is_reported);
-    reported.map(|node| node.name.as_str())
+    reported.map(|node| node.name.as_str()).collect()
 }
 
 /// Returns the nodes that gpuwarden has taken out of service.

@@ -12,7 +12,7 @@ use controller::analysis::{Analysis, AnalysisConfig, RulesFollower, RulesTextRec
 use controller::api_requests;
 use controller::conditions::{self, Board, Reporter};
 use controller::ledger::LedgerKeeper;
-use controller::maintenance::MaintenanceMonitor;
+use controller::maintenance::{MachineNotices, MaintenanceMonitor, MaintenanceRequests};
 use controller::quarantine::{Owns, Quarantine, QuarantineConfig};
 use controller::retention::Retention;
 use devices::DeviceApi;
@@ -47,6 +47,8 @@ pub(crate) struct Acting<'a> {
     pub(crate) metrics: Metrics,
     pub(crate) sources: Sources,
     pub(crate) intake: Intake,
+    /// Notices of the metadata services, which agents or this process bring.
+    pub(crate) machines: MachineNotices,
     /// Device API of this machine; `None` if this process does not watch its GPUs.
     pub(crate) devices: Option<DeviceApi>,
 }
@@ -81,7 +83,7 @@ impl Acting<'_> {
         let keeps_marks = role == Role::Controller && mode != Mode::Observe;
         let for_marks = self.cluster.clone().filter(|_| keeps_marks);
         self.start_janitor(tasks)?;
-        let known_nodes = self.cluster.as_deref().map(Cluster::known_nodes);
+        let (for_maintenance, requested) = (self.cluster.clone(), self.cluster.clone());
         let (rules, analysed) = self.start_analysis(tasks)?.unzip();
         let config = QuarantineConfig {
             store: Arc::clone(&self.store),
@@ -118,8 +120,8 @@ impl Acting<'_> {
             ledger.keep_marks(cluster, namespace, mode.writes())
         });
         let fleet = handles.view.clone();
-        let maintenance = self.settings.maintenance.clone().zip(known_nodes);
-        let maintenance = maintenance.map(|(config, nodes)| {
+        let maintenance = self.settings.maintenance.clone().zip(for_maintenance);
+        let maintenance = maintenance.map(|(config, cluster)| {
             let frame = Frame {
                 node_name: self.name.to_owned(),
                 state_dir: Some(self.process.data_dir.clone()),
@@ -130,7 +132,16 @@ impl Acting<'_> {
                 metrics: self.metrics.clone(),
                 clock: CLOCK,
             };
-            MaintenanceMonitor::new(*config, nodes, fleet.clone(), frame)
+            let machines = self.machines.clone();
+            let fleet = fleet.clone();
+            MaintenanceMonitor::new(*config, cluster, mode.writes(), machines, fleet, frame)
+        });
+        let requests = (self.settings.maintenance.as_ref())
+            .filter(|config| config.requests && mode.writes())
+            .zip(requested);
+        let requests = requests.map(|(_, cluster)| {
+            let connector = self.intake.connector.clone();
+            MaintenanceRequests::new(cluster, connector, &self.sources, CLOCK)
         });
         let mut damage = self.store.damage();
         let metrics = self.metrics.clone();
@@ -167,6 +178,9 @@ impl Acting<'_> {
         tasks.writer("the quarantine", quarantine.run(done.clone()));
         if let Some(monitor) = maintenance {
             tasks.monitor("the monitor of maintenance", |end| monitor.run(end));
+        }
+        if let Some(requests) = requests {
+            tasks.writer("the requests of maintenance", requests.run(done.clone()));
         }
         tasks.worker("the ledger of GPUs", ledger.run(done.clone()));
         if let Some(marks) = marks {

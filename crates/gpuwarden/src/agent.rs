@@ -58,6 +58,8 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let header = connector::token_header(delivery.token_file.clone());
     let tell = agent::pods::to_controller(channel.clone(), Arc::clone(&header));
     parts::pod_gpus(node, gpus, Some(tell), &mut tasks);
+    let tell = agent::maintenance::to_controller(channel.clone(), Arc::clone(&header));
+    parts::announced_maintenance(node, tell, &sources, &mut tasks)?;
     let asking = FaultAsker {
         node_name: node.node_name.clone(),
         channel: channel.clone(),

@@ -21,6 +21,7 @@ use controller::certificate::{self, CaConfigMap};
 use controller::ingest::{self, Identify, Reviewer};
 use controller::labeler::{Labeler, LabelerConfig};
 use controller::leadership;
+use controller::maintenance::MachineNotices;
 use controller::objects::{Objects, ObjectsConfig, ObjectsFollower, ObjectsSource};
 use controller::pods::PodDevices;
 use controller::quarantine::Owns;
@@ -236,6 +237,7 @@ impl<'a> Start<'a> {
             let labeler = Labeler::new(config, &self.sources, &metrics);
             tasks.writer("the labels of nodes", labeler.run(tasks.done()));
         }
+        let machines = MachineNotices::default();
         let acting = Acting {
             settings: act,
             process,
@@ -248,10 +250,12 @@ impl<'a> Start<'a> {
             metrics,
             sources: self.sources,
             intake,
+            machines: machines.clone(),
             devices: None,
         };
         let agents = Agents {
             pods,
+            maintenance: act.maintenance.as_ref().map(|_| machines),
             fleet: acting.start(front, &mut tasks)?,
             store_id: store.identity().id,
         };

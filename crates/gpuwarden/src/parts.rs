@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use agent::kernel_log::{JobSources, KernelLogConfig, KernelLogMonitor};
+use agent::maintenance::MaintenanceReporter;
 use agent::pods::{PodGpuReporter, Tell};
 use agent::providers::ProviderMonitor;
 use anyhow::Context as _;
@@ -12,6 +13,7 @@ use cli::{
     ActSettings, AuditSettings, DeliverySettings, DeviceNetwork, DeviceSettings, Endpoint, Mode,
     NodeSettings, ProcessSettings,
 };
+use clouds::metadata::{self, MetadataService};
 use cluster::{Audit, Cluster, ConnectOptions};
 use connector::{AcceptNodes, Connector, Forwarding, NodeLookup, Pipeline};
 use console::api::{PolicyView, ProcessView, Role};
@@ -364,6 +366,29 @@ pub(crate) fn pod_gpus(
         tell,
     };
     tasks.worker("the GPUs of pods", reporter.run(tasks.done()));
+}
+
+/// Starts the client of the machine's metadata service, if the settings name a cloud. `tell` brings
+/// the announced maintenance to the controller.
+pub(crate) fn announced_maintenance(
+    node: &NodeSettings,
+    tell: agent::maintenance::Tell,
+    sources: &Sources,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    let Some(provider) = node.metadata_service else {
+        return Ok(());
+    };
+    let service = MetadataService::new(provider, metadata::ADDRESS)?;
+    let reporter = MaintenanceReporter {
+        node_name: node.node_name.clone(),
+        source: sources.add_optional("metadata-service", &service.to_string(), CLOCK()),
+        service,
+        tell,
+        clock: CLOCK,
+    };
+    tasks.worker("announced maintenance", reporter.run(tasks.done()));
+    Ok(())
 }
 
 /// Returns the description of this process for the page. `node_name` is the node it runs on, or

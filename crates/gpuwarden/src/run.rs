@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use agent::pods::Tell;
 use cli::{Mode, RunSettings};
+use controller::maintenance::MachineNotices;
 use controller::pods::PodDevices;
 use controller::quarantine::Owns;
 use runtime::logging;
@@ -67,6 +68,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     parts::pod_gpus(node, gpus, tell, &mut tasks);
 
     let store_id = store.identity().id;
+    let machines = MachineNotices::default();
     let acting = act::Acting {
         settings: act,
         process,
@@ -79,8 +81,14 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         metrics,
         sources,
         intake,
+        machines: machines.clone(),
         devices: Some(api.clone()),
     };
+    let tell: agent::maintenance::Tell = Arc::new(move |report| {
+        let told = machines.handle(&report);
+        Box::pin(async move { told })
+    });
+    parts::announced_maintenance(node, tell, &acting.sources, &mut tasks)?;
     let fleet = acting.start(front, &mut tasks)?;
     let name = node.node_name.clone();
     let telling = devices::faults::tell(api.clone(), name, store_id, fleet, tasks.done());

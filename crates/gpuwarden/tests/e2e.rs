@@ -68,6 +68,8 @@ mod leader;
 mod ledger;
 #[path = "e2e/machines.rs"]
 mod machines;
+#[path = "e2e/metadata_service.rs"]
+mod metadata_service;
 #[path = "e2e/monitoring.rs"]
 mod monitoring;
 #[path = "e2e/notices.rs"]

@@ -1,5 +1,5 @@
 //! Configuration: NVSentinel's file for its CSP health monitor (TOML), and the keys
-//! `beginOnceDrained` and `actions` of gpuwarden's own.
+//! `beginOnceDrained`, `requests` and `actions` of gpuwarden's own.
 
 use std::collections::BTreeMap;
 
@@ -33,6 +33,8 @@ pub struct MaintenanceConfig {
     pub settings: Settings,
     /// Name of the cluster, for people.
     pub cluster_name: String,
+    /// True if `MaintenanceRequest` objects are carried out.
+    pub requests: bool,
     /// True if the provider is told that a maintenance may begin, once the node is drained.
     pub begin_once_drained: bool,
     /// Action that each kind recommends; `NONE` for those not listed.
@@ -53,6 +55,9 @@ struct File {
     gcp: Gcp,
     #[serde(default)]
     aws: Aws,
+    /// A key of gpuwarden.
+    #[serde(default)]
+    requests: bool,
     /// A key of gpuwarden.
     #[serde(default)]
     begin_once_drained: bool,
@@ -154,6 +159,7 @@ impl MaintenanceConfig {
             poll,
             settings,
             cluster_name: file.cluster_name,
+            requests: file.requests,
             begin_once_drained: file.begin_once_drained,
             actions,
         })

@@ -21,6 +21,7 @@ pub mod node_object;
 mod notice;
 mod record;
 mod report;
+pub mod request;
 pub mod words;
 
 pub use book::{Book, MAX_ENDED, MAX_OPEN, NodeState, Settings};

@@ -154,6 +154,18 @@ pub enum MaintenanceType {
 // === impl State ===
 
 impl State {
+    /// All states.
+    pub const ALL: [Self; 8] = [
+        Self::Detected,
+        Self::QuarantineTriggered,
+        Self::MaintenanceOngoing,
+        Self::MaintenanceComplete,
+        Self::HealthyTriggered,
+        Self::NodeReadinessTimeout,
+        Self::Cancelled,
+        Self::Error,
+    ];
+
     /// Returns NVSentinel's word.
     pub fn name(self) -> &'static str {
         match self {

@@ -52,6 +52,10 @@ group! {
         /// [default: /var/lib/kubelet/pod-resources/kubelet.sock].
         #[arg(long, env = "GPUWARDEN_POD_RESOURCES", value_name = "PATH")]
         pub pod_resources: Option<PathBuf>,
+        /// Cloud whose metadata service on this machine announces maintenance: aws, azure or gcp; the
+        /// controller needs --maintenance [default: the service is not asked].
+        #[arg(long, env = "GPUWARDEN_METADATA_SERVICE", value_name = "aws|azure|gcp")]
+        pub metadata_service: Option<String>,
         /// File of changes to the fault catalogue (TOML); may be given several times, in the
         /// environment separated by commas.
         #[arg(long, env = "GPUWARDEN_CATALOG", value_name = "FILE", value_delimiter = ',')]

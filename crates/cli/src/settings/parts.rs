@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use clouds::metadata::Provider;
 use connector::AcceptNodes;
 use host::kernel_log::KernelLogSpec;
 use jiff::SignedDuration;
@@ -56,9 +57,23 @@ pub struct NodeSettings {
     pub gpu_metadata: PathBuf,
     /// Socket of the kubelet, which lists the GPUs of pods.
     pub pod_resources: PathBuf,
+    /// Cloud whose metadata service announces maintenance; `None`: the service is not asked.
+    pub metadata_service: Option<Provider>,
     /// Files of changes to the fault catalogue; a later file has precedence.
     pub catalog: Vec<PathBuf>,
     pub gpu: GpuSettings,
+}
+
+/// Returns the cloud of `--metadata-service`.
+fn metadata_service(name: Option<&str>) -> Result<Option<Provider>, SettingsError> {
+    let Some(name) = name.filter(|name| !name.is_empty()) else {
+        return Ok(None);
+    };
+    let found = Provider::ALL.into_iter().find(|one| one.name() == name);
+    found.map(Some).ok_or_else(|| {
+        let known = Provider::ALL.map(Provider::name).join(", ");
+        SettingsError::value("--metadata-service", name, format!("is none of {known}"))
+    })
 }
 
 /// Returns the log format of `--log-format`.
@@ -125,6 +140,7 @@ impl NodeSettings {
             pod_resources: args
                 .pod_resources
                 .unwrap_or_else(|| PathBuf::from(POD_RESOURCES)),
+            metadata_service: metadata_service(args.metadata_service.as_deref())?,
             catalog: args.catalog.unwrap_or_default(),
             gpu: GpuSettings::resolve(gpu)?,
         })

@@ -71,6 +71,11 @@ impl Role for RunArgs {
         let node = NodeSettings::resolve(self.node, self.gpu, &process)?;
         let devices = DeviceSettings::resolve(self.devices, &process)?;
         let act = ActSettings::resolve(self.act)?;
+        if node.metadata_service.is_some() && act.maintenance.is_none() {
+            return Err(SettingsError::Conflict(
+                "--metadata-service needs --maintenance FILE, which says what maintenance leads to",
+            ));
+        }
         Ok(RunSettings {
             node,
             devices,

@@ -85,6 +85,48 @@ pub struct FaultEntity {
     #[prost(string, tag = "2")]
     pub value: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReportMaintenanceRequest {
+    #[prost(string, tag = "1")]
+    pub node_name: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub notices: ::prost::alloc::vec::Vec<MaintenanceNotice>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MaintenanceNotice {
+    /// The provider's id of the maintenance; may be empty.
+    #[prost(string, tag = "1")]
+    pub event: ::prost::alloc::string::String,
+    /// aws, azure or gcp.
+    #[prost(string, tag = "2")]
+    pub provider: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub resource_type: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub resource_id: ::prost::alloc::string::String,
+    /// reboot, migration, replacement or stop.
+    #[prost(string, tag = "5")]
+    pub kind: ::prost::alloc::string::String,
+    /// scheduled, ongoing, completed or cancelled.
+    #[prost(string, tag = "6")]
+    pub phase: ::prost::alloc::string::String,
+    /// The provider's own word for its status.
+    #[prost(string, tag = "7")]
+    pub word: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "8")]
+    pub start: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "9")]
+    pub end: ::core::option::Option<::prost_types::Timestamp>,
+    /// Whether the provider had no time to announce it.
+    #[prost(bool, tag = "10")]
+    pub emergency: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReportMaintenanceResponse {
+    /// Ids of the maintenances that may begin before their time: the node is drained.
+    #[prost(string, repeated, tag = "1")]
+    pub may_begin: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
 /// Generated client implementations.
 pub mod node_service_client {
     #![allow(
@@ -220,6 +262,37 @@ pub mod node_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// Says which maintenance the metadata service of the machine announces: all of it, each time.
+        /// FAILED_PRECONDITION if the controller has no configuration of maintenance.
+        pub async fn report_maintenance(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReportMaintenanceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportMaintenanceResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/gpuwarden.node.v1alpha1.NodeService/ReportMaintenance",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "gpuwarden.node.v1alpha1.NodeService",
+                        "ReportMaintenance",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -249,6 +322,15 @@ pub mod node_service_server {
             request: tonic::Request<super::ListFaultsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ListFaultsResponse>,
+            tonic::Status,
+        >;
+        /// Says which maintenance the metadata service of the machine announces: all of it, each time.
+        /// FAILED_PRECONDITION if the controller has no configuration of maintenance.
+        async fn report_maintenance(
+            &self,
+            request: tonic::Request<super::ReportMaintenanceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportMaintenanceResponse>,
             tonic::Status,
         >;
     }
@@ -404,6 +486,52 @@ pub mod node_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListFaultsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/gpuwarden.node.v1alpha1.NodeService/ReportMaintenance" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReportMaintenanceSvc<T: NodeService>(pub Arc<T>);
+                    impl<
+                        T: NodeService,
+                    > tonic::server::UnaryService<super::ReportMaintenanceRequest>
+                    for ReportMaintenanceSvc<T> {
+                        type Response = super::ReportMaintenanceResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReportMaintenanceRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as NodeService>::report_maintenance(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReportMaintenanceSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -55,6 +55,7 @@ fn agents(ready: bool, nodes: Vec<NodeStatus>) -> Agents {
     };
     Agents {
         pods: PodDevices::new(None),
+        maintenance: None,
         fleet: watch::channel(Arc::new(fleet)).1,
         store_id: "store-1".to_owned(),
     }
@@ -144,4 +145,28 @@ async fn a_node_is_told_the_faults_that_count_and_none_before_all_are_known() {
     );
     let nothing = faults(&agents, Some(of("n3")), "n3").await.unwrap();
     assert_eq!(nothing.faults, []);
+}
+
+#[tokio::test]
+async fn only_a_node_itself_tells_its_maintenance_and_only_if_somebody_asks() {
+    let told = |agents: Agents, caller: Caller| async move {
+        let mut request = Request::new(ReportMaintenanceRequest {
+            node_name: "n1".to_owned(),
+            notices: Vec::new(),
+        });
+        request.extensions_mut().insert(caller);
+        let answer = agents.report_maintenance(request).await;
+        answer.map(drop).map_err(|status| status.code())
+    };
+    let without = agents(true, Vec::new());
+    let with = Agents {
+        maintenance: Some(MachineNotices::default()),
+        ..without.clone()
+    };
+    assert_eq!(told(without, of("n1")).await, Err(Code::FailedPrecondition));
+    assert_eq!(
+        told(with.clone(), of("n2")).await,
+        Err(Code::PermissionDenied)
+    );
+    assert_eq!(told(with, of("n1")).await, Ok(()));
 }

@@ -91,6 +91,7 @@ fn agents() -> Agents {
     };
     Agents {
         pods: PodDevices::new(None),
+        maintenance: None,
         fleet: watch::channel(Arc::new(fleet)).1,
         store_id: "s".to_owned(),
     }

@@ -10,17 +10,22 @@ use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Options, Version};
 
 use crate::group::Group;
+use crate::runbook::Reader;
 use crate::support::SOON;
 
 const SCHEDULED: &str = "cloud.google.com/scheduled-maintenance-time";
 const UPCOMING: &str = "node.gke.io/upcoming-maintenance";
+const PERFORM: &str = "cloud.google.com/perform-maintenance";
 
-/// The node goes out a minute before its maintenance, and returns as soon as it is over.
+/// The node goes out a minute before its maintenance, which may begin as soon as it is drained, and
+/// returns as soon as it is over.
 const CONFIG: &str = "
 clusterName = 'test'
 maintenanceEventPollIntervalSeconds = 10
 triggerQuarantineWorkflowTimeLimitMinutes = 1
 postMaintenanceHealthyDelayMinutes = 0
+nodeReadinessTimeoutMinutes = 1
+beginOnceDrained = true
 ";
 
 /// A node with maintenances, and another node.
@@ -70,6 +75,19 @@ impl Cloud {
         self.group.product.wait_for(&what, SOON * 2, are).await
     }
 
+    /// Waits until the node says that its maintenance may begin, or says so no longer.
+    async fn may_begin(&self, expected: bool) -> anyhow::Result<()> {
+        let is = || async {
+            let node = self.group.nodes.get(&self.node).await?;
+            let labels = node.metadata.labels.unwrap_or_default();
+            let value = labels.get(PERFORM).map(String::as_str);
+            anyhow::ensure!(value == expected.then_some("true"), "{value:?}");
+            Ok(())
+        };
+        let what = format!("the label {PERFORM}: {expected}");
+        self.group.product.wait_for(&what, SOON, is).await
+    }
+
     /// Announces a maintenance, brings it forward, and reboots the machine.
     async fn brings_forward_and_reboots(&mut self) -> anyhow::Result<()> {
         let node = [self.node.clone()];
@@ -82,6 +100,7 @@ impl Cloud {
         self.announces(SignedDuration::from_secs(5)).await?;
         self.group.until_out(&node).await?;
         self.are(&["QUARANTINE_TRIGGERED"]).await?;
+        self.may_begin(true).await?;
         self.group.kill().await?;
         tokio::time::sleep(Duration::from_secs(5)).await;
         self.reboots().await?;
@@ -91,6 +110,7 @@ impl Cloud {
             .await?;
         self.are(&["HEALTHY_TRIGGERED"]).await?;
         self.group.until_out(&[]).await?;
+        self.may_begin(false).await?;
         self.group.kill().await?;
         self.are(&["HEALTHY_TRIGGERED"]).await?;
         self.was_out_once(&["announced", "fatal", "over"]).await
@@ -116,6 +136,31 @@ impl Cloud {
         self.group.kill().await?;
         self.are(&["CANCELLED"]).await?;
         self.was_out_once(&["fatal", "over"]).await
+    }
+
+    /// Takes a notice back after its begin, without a trace of the maintenance: a person has to say
+    /// that it is over.
+    async fn loses_sight(&mut self, plane: &ControlPlane) -> anyhow::Result<()> {
+        let node = [self.node.clone()];
+        self.announces(SignedDuration::from_secs(5)).await?;
+        self.group.until_out(&node).await?;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        self.changes(json!({"metadata": {"labels": {SCHEDULED: null}}}))
+            .await?;
+        self.are(&["ERROR"]).await?;
+        self.group.kill().await?;
+        self.are(&["ERROR"]).await?;
+        let shown = self.group.shown(&["maintenance"]).await?;
+        let mut all = shown["maintenances"].as_array().into_iter().flatten();
+        let lost = all.find(|record| record["status"] == "ERROR");
+        let id = lost.and_then(|record| record["eventId"].as_str());
+        let mut reader = Reader::beside(&self.group.product, Some(plane))?;
+        let names = [("ID", id.unwrap_or_default()), ("NODE", &self.node)];
+        reader
+            .runbook("GpuwardenMaintenanceUnclear", &names)
+            .await?;
+        self.are(&["HEALTHY_TRIGGERED"]).await?;
+        self.group.until_out(&[]).await
     }
 
     /// Returns the reports of the maintenance: `announced`, `fatal` or `over`.
@@ -149,11 +194,16 @@ async fn a_node_leaves_before_its_maintenance_and_returns_after_it() -> anyhow::
     };
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), CONFIG)?;
-    let arrange = |launch: Launch| launch.quarantine().option("--maintenance", file.path());
-    let group = Group::new(&plane, 2, |_, node| node.without_kubelet(), arrange).await?;
-    let [first, second] = [0, 1].map(|number| group.names[number].clone());
+    let arrange = |launch: Launch| {
+        let launch = launch.quarantine().arg("--drain");
+        launch.option("--maintenance", file.path())
+    };
+    let group = Group::new(&plane, 3, |_, node| node.without_kubelet(), arrange).await?;
+    let [first, second, third] = [0, 1, 2].map(|number| group.names[number].clone());
     let mut cloud = Cloud { group, node: first };
     cloud.brings_forward_and_reboots().await?;
     cloud.node = second;
-    cloud.calls_off_an_emergency().await
+    cloud.calls_off_an_emergency().await?;
+    cloud.node = third;
+    cloud.loses_sight(&plane).await
 }

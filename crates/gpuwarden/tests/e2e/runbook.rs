@@ -7,9 +7,10 @@ use crate::monitoring::repository;
 use crate::page::{ANYTHING, Shell, Step, steps};
 
 /// Sources of the stories.
-const STORIES: [&str; 5] = [
+const STORIES: [&str; 6] = [
     include_str!("apart.rs"),
     include_str!("brake.rs"),
+    include_str!("notices.rs"),
     include_str!("prometheus.rs"),
     include_str!("remediation.rs"),
     include_str!("story_failing.rs"),

@@ -253,6 +253,9 @@ projected:
 {{- $_ := merge $set (dict "SOCKET" "/var/run/nvsentinel/nvsentinel.sock" "DEVICE_API" "/var/run/device-api/device.sock" "DATA_DIR" "/var/lib/gpuwarden") }}
 {{- $_ := merge $set (dict "GPU_METADATA" "/var/lib/nvsentinel/gpu_metadata.json" "POD_RESOURCES" "/var/lib/kubelet/pod-resources/kubelet.sock") }}
 {{- $_ := merge $set (dict "LISTEN" "0.0.0.0:2112" "KERNEL_LOG" .Values.agent.kernelLog "DCGM_ADDR" .Values.agent.dcgmAddr "LOG" .Values.logLevel "LOG_FORMAT" .Values.logFormat) }}
+{{- if .Values.maintenance.config }}
+{{- $_ := set $set "METADATA_SERVICE" .Values.maintenance.metadataService }}
+{{- end }}
 {{- if .Values.agent.catalog }}
 {{- $_ := set $set "CATALOG" "/etc/gpuwarden/catalog/catalog.toml" }}
 {{- end }}
