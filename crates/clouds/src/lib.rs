@@ -11,9 +11,12 @@
 //!
 //! [`http`] is the client of all clouds, [`environment`] is where credentials are looked for.
 
+mod encoding;
 pub mod environment;
 pub mod http;
 pub mod instance;
+mod rsa;
+mod secret_file;
 
 use std::collections::BTreeMap;
 
