@@ -13,6 +13,7 @@
 
 mod encoding;
 pub mod environment;
+pub mod gcp;
 pub mod http;
 pub mod instance;
 mod rsa;
