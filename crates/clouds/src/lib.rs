@@ -16,6 +16,7 @@ pub mod environment;
 pub mod gcp;
 pub mod http;
 pub mod instance;
+pub mod oci;
 mod rsa;
 mod secret_file;
 
