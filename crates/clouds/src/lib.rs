@@ -11,6 +11,7 @@
 //!
 //! [`http`] is the client of all clouds, [`environment`] is where credentials are looked for.
 
+pub mod aws;
 pub mod environment;
 pub mod http;
 pub mod instance;
