@@ -18,12 +18,21 @@ pub mod instance;
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
-use notices::Notice;
+use jiff::{SignedDuration, Timestamp};
+use notices::{Clouds, Notice};
+
+use aws::Aws;
+use http::Http;
 
 pub use environment::Environment;
 pub use http::Failure;
 pub use instance::Instance;
+
+/// A cloud whose APIs are asked.
+pub enum Cloud {
+    /// AWS.
+    Aws(Aws),
+}
 
 /// Time of the last successful poll of each source, by the source's name.
 ///
@@ -59,6 +68,38 @@ pub struct Announced {
     pub instance: Instance,
     /// The notice. Its `node` is empty: the caller finds it.
     pub notice: Notice,
+}
+
+// === impl Cloud ===
+
+impl Cloud {
+    /// Returns the clouds that are enabled, each with the pause between two polls, without asking
+    /// anything.
+    pub fn enabled(
+        config: &Clouds,
+        environment: &Environment,
+    ) -> Result<Vec<(Self, SignedDuration)>, Failure> {
+        let http = Http::new()?;
+        let aws = config.aws.iter().map(|config| {
+            let aws = Aws::new(config, http.clone(), environment.clone());
+            (Self::Aws(aws), config.poll)
+        });
+        Ok(aws.collect())
+    }
+
+    /// Returns the names of the sources, one for each API.
+    pub fn sources(&self) -> &'static [&'static str] {
+        match self {
+            Self::Aws(_) => &aws::SOURCES,
+        }
+    }
+
+    /// Asks all APIs once. `since` has the time of the last success of each source.
+    pub async fn poll(&mut self, since: &Since, now: Timestamp) -> Vec<Answer> {
+        match self {
+            Self::Aws(aws) => aws.poll(since, now).await,
+        }
+    }
 }
 
 #[cfg(test)]
