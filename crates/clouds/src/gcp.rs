@@ -6,8 +6,8 @@
 //! since only the permission for the log was granted, the log alone tells the notices, as it does
 //! in NVSentinel; then a maintenance ends only by an entry that says so.
 //!
-//! Permissions: `compute.instances.list` and `logging.logEntries.list`. [`Credentials`] are the
-//! application default ones.
+//! Permissions: `compute.instances.list` and `logging.logEntries.list`. The credentials are
+//! the application default ones.
 
 mod credentials;
 pub mod entries;
@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hyper::Method;
 use jiff::{SignedDuration, Timestamp};
+use notices::GcpConfig;
 use serde_json::json;
 
 use self::credentials::Credentials;
@@ -28,11 +29,13 @@ use crate::http::{Failure, Http, Request, Response};
 use crate::{Announced, Answer, Environment, Instance, Since, Told};
 
 /// Source of all notices, from the list and the log together.
-pub const SOURCE: &str = "gcp";
+const SOURCE: &str = "gcp";
 /// Source whose answer says whether the list of instances can be read.
-pub const INSTANCES: &str = "gcp-instances";
+const INSTANCES: &str = "gcp-instances";
 /// Source whose answer says whether the log can be read.
-pub const LOG: &str = "gcp-log";
+const LOG: &str = "gcp-log";
+/// Names of the sources.
+pub const SOURCES: [&str; 3] = [SOURCE, INSTANCES, LOG];
 
 /// Time before the last look at the log from which it is read again: entries arrive late.
 const OVERLAP: SignedDuration = SignedDuration::from_mins(1);
@@ -45,22 +48,10 @@ const MAX_PAGES: usize = 200;
 /// read.
 const PAGE: u32 = 500;
 
-/// What is asked of Google Cloud.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
-    /// Id of the project of the nodes.
-    pub project: String,
-    /// Filter of the log in Google's language, without times. If empty, the methods of maintenance
-    /// in the log of system events.
-    pub log_filter: String,
-    /// URL to which all requests but those for tokens go; empty for Google's own.
-    pub endpoint: String,
-}
-
 /// Client of one project.
 #[derive(Debug)]
 pub struct Gcp {
-    settings: Settings,
+    config: GcpConfig,
     http: Http,
     credentials: Credentials,
 }
@@ -69,17 +60,17 @@ pub struct Gcp {
 
 impl Gcp {
     /// Creates a client, without connecting.
-    pub fn new(settings: Settings, http: Http, environment: Environment) -> Self {
+    pub fn new(config: &GcpConfig, http: Http, environment: Environment) -> Self {
         let credentials = Credentials::new(http.clone(), environment);
         Self {
-            settings,
+            config: config.clone(),
             http,
             credentials,
         }
     }
 
-    /// Asks both APIs. The answer of [`SOURCE`] has all notices, and fails if both do; those of
-    /// [`INSTANCES`] and [`LOG`] only say whether each can be read.
+    /// Asks both APIs. The answer of `gcp` has all notices, and fails if both do; those of
+    /// `gcp-instances` and `gcp-log` only say whether each can be read.
     pub async fn poll(&mut self, since: &Since, now: Timestamp) -> Vec<Answer> {
         let listed = self.instances(now).await;
         let first = now.saturating_sub(FIRST_LOOK);
@@ -141,7 +132,7 @@ impl Gcp {
     /// Reads all entries of the log after `start`, up to `now`.
     async fn entries(&mut self, start: Timestamp, now: Timestamp) -> Result<Entries, Failure> {
         let own = entries::default_filter();
-        let filter = Some(&self.settings.log_filter).filter(|filter| !filter.trim().is_empty());
+        let filter = Some(&self.config.log_filter).filter(|filter| !filter.trim().is_empty());
         let filter = filter.unwrap_or(&own);
         let filter = format!("({filter}) AND timestamp > \"{start}\" AND timestamp <= \"{now}\"");
         let project = self.project()?.to_owned();
@@ -194,14 +185,14 @@ impl Gcp {
 
     /// Returns the URL of an API without a slash at its end.
     fn base(&self, own: &str) -> String {
-        let endpoint = Some(self.settings.endpoint.trim_end_matches('/'));
+        let endpoint = Some(self.config.endpoint.trim_end_matches('/'));
         let endpoint = endpoint.filter(|endpoint| !endpoint.is_empty());
         endpoint.unwrap_or(own).to_owned()
     }
 
     /// Returns the project, which must not change the path of a request.
     fn project(&self) -> Result<&str, Failure> {
-        let project = self.settings.project.as_str();
+        let project = self.config.project.as_str();
         let is_part = |c: char| c.is_ascii_alphanumeric() || "-.:".contains(c);
         if project.is_empty() || !project.chars().all(is_part) {
             let what = format!("{project:?} is not the id of a project: write gcp.targetProjectId");

@@ -222,12 +222,11 @@ impl Failure {
 /// Returns the pause that a server asks for: a number of seconds, or a date.
 fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    let wait = match text.parse::<u64>() {
-        Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => {
-            let until = rfc2822::parse(text).ok()?.timestamp();
-            Duration::try_from(until.duration_since(now)).ok()?
-        }
+    let wait = if let Ok(seconds) = text.parse() {
+        Duration::from_secs(seconds)
+    } else {
+        let until = rfc2822::parse(text).ok()?.timestamp();
+        Duration::try_from(until.duration_since(now)).ok()?
     };
     Some(wait.min(LONGEST_WAIT))
 }

@@ -107,10 +107,9 @@ mod tests {
     use super::*;
 
     fn node(provider_id: &str) -> NodeView {
-        NodeView {
-            provider_id: provider_id.into(),
-            ..NodeView::unknown("n")
-        }
+        let mut node = NodeView::unknown("n");
+        node.provider_id = provider_id.into();
+        node
     }
 
     #[test]

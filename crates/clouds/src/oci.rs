@@ -2,7 +2,10 @@
 //!
 //! The list has all events, also those that are over, so each reading is complete. Permission: to
 //! inspect `instance-maintenance-events` in the compartment; compartments within it are not read.
-//! [`identity`] lists the credentials.
+//! `identity.rs` lists the credentials.
+//!
+//! The host of the API is `iaas.REGION.oraclecloud.com`, for an instance that of its own realm. Other realms
+//! need `oci.endpointOverride`.
 
 pub mod events;
 mod identity;
@@ -10,6 +13,7 @@ mod signature;
 
 use hyper::Method;
 use jiff::Timestamp;
+use notices::OciConfig;
 
 use self::events::Events;
 use self::identity::{Identities, Identity};
@@ -28,22 +32,10 @@ const MAX_PAGES: usize = 200;
 /// Events of a page. Its size stays below the largest response that is read.
 const PAGE: &str = "500";
 
-/// What is asked of OCI.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
-    /// OCID of the compartment of the nodes.
-    pub compartment: String,
-    /// Region, such as `us-phoenix-1`; if empty, the one of the credentials.
-    pub region: String,
-    /// URL of the Compute API; empty for the region's own. Outside the realms of instances and of
-    /// `oraclecloud.com` it has to be written.
-    pub endpoint: String,
-}
-
 /// Client of one compartment.
 #[derive(Debug)]
 pub struct Oci {
-    settings: Settings,
+    config: OciConfig,
     http: Http,
     identities: Identities,
 }
@@ -52,10 +44,10 @@ pub struct Oci {
 
 impl Oci {
     /// Creates a client, without connecting.
-    pub fn new(settings: Settings, http: Http, environment: Environment) -> Self {
+    pub fn new(config: &OciConfig, http: Http, environment: Environment) -> Self {
         let identities = Identities::new(http.clone(), environment);
         Self {
-            settings,
+            config: config.clone(),
             http,
             identities,
         }
@@ -77,7 +69,7 @@ impl Oci {
 
     /// Reads all pages of the list.
     async fn events(&mut self, now: Timestamp) -> Result<Events, Failure> {
-        let compartment = self.settings.compartment.clone();
+        let compartment = self.config.compartment_id.clone();
         if compartment.is_empty() {
             return Err(Failure::new(
                 "there is no compartment: write oci.compartmentId",
@@ -123,7 +115,7 @@ impl Oci {
 
     async fn ask_once(&mut self, target: &str, now: Timestamp) -> Result<Response, Failure> {
         let identity = self.identities.current(now).await?;
-        let base = base(&self.settings, identity)?;
+        let base = base(&self.config, identity)?;
         let mut request = Request {
             method: Method::GET,
             url: format!("{base}/{target}"),
@@ -142,11 +134,11 @@ impl Oci {
 }
 
 /// Returns the URL of the Compute API.
-fn base(settings: &Settings, identity: &Identity) -> Result<String, Failure> {
-    if !settings.endpoint.is_empty() {
-        return Ok(settings.endpoint.trim_end_matches('/').to_owned());
+fn base(config: &OciConfig, identity: &Identity) -> Result<String, Failure> {
+    if !config.endpoint.is_empty() {
+        return Ok(config.endpoint.trim_end_matches('/').to_owned());
     }
-    let own = Some(settings.region.as_str()).filter(|region| !region.is_empty());
+    let own = Some(config.region.as_str()).filter(|region| !region.is_empty());
     let region = own.unwrap_or(&identity.region);
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-';
     if region.is_empty() || !region.chars().all(is_part) {

@@ -56,6 +56,8 @@ pub struct Book {
     reported: BTreeMap<String, Option<Reported>>,
     /// Number of records ever made, for their ids.
     made: u64,
+    /// Time of the last successful poll of each source that is asked from time to time.
+    polled: BTreeMap<String, Timestamp>,
     /// Notices of the last readings that found no room.
     #[serde(skip)]
     left_out: usize,
@@ -90,6 +92,29 @@ impl Book {
     /// node is ready and no notice is about it.
     pub fn adopt(&mut self, node: &str) {
         self.reported.entry(node.to_owned()).or_insert(None);
+    }
+
+    /// Returns the time of the last successful poll of each source.
+    pub fn polled(&self) -> &BTreeMap<String, Timestamp> {
+        &self.polled
+    }
+
+    /// Takes a reading that was asked for at `at`; the next one is to reach back to there.
+    pub fn poll(&mut self, source: &str, reading: &Reading, at: Timestamp, now: Timestamp) {
+        self.read(source, reading, now);
+        self.polled.insert(source.to_owned(), at);
+    }
+
+    /// Takes it that all notices of sources other than `sources` are gone: nobody asks these any
+    /// longer.
+    pub fn keep(&mut self, sources: &BTreeSet<&str>, now: Timestamp) {
+        self.polled
+            .retain(|source, _| sources.contains(source.as_str()));
+        for record in &mut self.records {
+            if !sources.contains(record.source.as_str()) {
+                record.vanished = record.vanished.or(Some(now));
+            }
+        }
     }
 
     /// Takes a reading of a source.

@@ -3,6 +3,7 @@ use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use notices::Phase;
 use serde_json::json;
 use tempfile::TempDir;
@@ -41,12 +42,13 @@ async fn oci(answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> (Serve
         ("OCI_CONFIG_FILE".to_owned(), config.display().to_string()),
         ("OCI_CLI_PROFILE".to_owned(), "P".to_owned()),
     ]);
-    let settings = Settings {
-        compartment: "ocid1.compartment.oc1..c".to_owned(),
+    let config = OciConfig {
+        compartment_id: "ocid1.compartment.oc1..c".to_owned(),
         region: String::new(),
+        poll: SignedDuration::from_mins(1),
         endpoint: format!("{}/", server.url),
     };
-    let oci = Oci::new(settings, Http::new().unwrap(), Environment::of(variables));
+    let oci = Oci::new(&config, Http::new().unwrap(), Environment::of(variables));
     (server, oci, dir)
 }
 
@@ -177,17 +179,17 @@ async fn a_list_without_end_is_given_up() {
 #[tokio::test]
 async fn settings_that_are_missing_are_named() {
     let (_server, mut oci, _dir) = oci(|_| page(&[])).await;
-    oci.settings.endpoint = String::new();
+    oci.config.endpoint = String::new();
     let failure = poll(&mut oci).await.unwrap_err();
     assert!(failure.what.contains("write oci.region"), "{failure}");
-    oci.settings.region = "us-phoenix-1.evil.example/".to_owned();
+    oci.config.region = "us-phoenix-1.evil.example/".to_owned();
     let failure = poll(&mut oci).await.unwrap_err();
     assert!(failure.what.contains("is not a region"), "{failure}");
-    oci.settings.region = "us-phoenix-1".to_owned();
+    oci.config.region = "us-phoenix-1".to_owned();
     let identity = oci.identities.current(now()).await.unwrap();
-    let url = base(&oci.settings, identity).unwrap();
+    let url = base(&oci.config, identity).unwrap();
     assert_eq!(url, "https://iaas.us-phoenix-1.oraclecloud.com");
-    oci.settings.compartment = String::new();
+    oci.config.compartment_id = String::new();
     let failure = poll(&mut oci).await.unwrap_err();
     assert!(
         failure.what.contains("write oci.compartmentId"),
