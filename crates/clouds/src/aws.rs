@@ -113,25 +113,5 @@ impl Partition {
     }
 }
 
-/// Returns parameters as a form.
-fn form<K: AsRef<str>>(parts: &[(K, &str)]) -> String {
-    let parts = parts.iter();
-    let parts = parts.map(|(key, value)| format!("{}={}", escaped(key.as_ref()), escaped(value)));
-    parts.collect::<Vec<_>>().join("&")
-}
-
-/// Escapes all bytes but those that RFC 3986 reserves for no purpose.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::new();
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            escaped.push(char::from(byte));
-        } else {
-            escaped.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    escaped
-}
-
 #[cfg(test)]
 mod tests;

@@ -1,14 +1,19 @@
-//! Monitor of announced maintenance: reads the notices on the Node objects, and reports each node that
-//! has one.
+//! Monitor of announced maintenance: reads the notices on the Node objects and those of the APIs of
+//! clouds, and reports each node that has one.
 //!
 //! ```text
 //! known nodes --> notices::node_object --> Book --> events of the check CSPMaintenance
+//! APIs of clouds --> apis.rs ---------------^
 //! ```
+
+mod apis;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use apis::{Apis, Poller};
+use clouds::{Environment, Failure};
 use cluster::KnownNodes;
 use contract::keys;
 use fleet::view::{FleetView, NodeStatus};
@@ -39,8 +44,13 @@ pub struct MaintenanceMonitor {
     fleet: watch::Receiver<Arc<FleetView>>,
     reporter: Reporter<Book>,
     records: watch::Sender<Arc<[Record]>>,
+    apis: Apis,
+    /// Loops that ask the APIs, until they run.
+    pollers: Vec<Poller>,
+    /// Time of the first look.
+    begun: Option<Timestamp>,
     /// True once the open faults of the fleet are in the book.
-    begun: bool,
+    adopted: bool,
     /// Numbers of notices of the last look that could not be understood, and that found no room.
     unread: (u64, usize),
 }
@@ -48,22 +58,31 @@ pub struct MaintenanceMonitor {
 // === impl MaintenanceMonitor ===
 
 impl MaintenanceMonitor {
-    /// Creates the monitor, which [`Self::run`] starts.
+    /// Creates the monitor, which [`Self::run`] starts. Clouds are asked with the credentials of this
+    /// process. Fails if no client of theirs can be made.
     pub fn new(
         config: MaintenanceConfig,
         nodes: KnownNodes,
         fleet: watch::Receiver<Arc<FleetView>>,
         frame: Frame,
-    ) -> Self {
-        Self {
+    ) -> Result<Self, Failure> {
+        let (sources, clock) = (frame.sources.clone(), frame.clock);
+        let reporter: Reporter<Book> = Reporter::new(&MONITOR, frame);
+        let environment = Environment::of_process();
+        let book = reporter.memory();
+        let (apis, pollers) = Apis::new(&config.clouds, &environment, book, &sources, clock)?;
+        Ok(Self {
             config,
             nodes,
             fleet,
-            reporter: Reporter::new(&MONITOR, frame),
+            reporter,
             records: watch::Sender::new(Arc::default()),
-            begun: false,
+            apis,
+            pollers,
+            begun: None,
+            adopted: false,
             unread: (0, 0),
-        }
+        })
     }
 
     /// Returns a receiver of all maintenances, which are none until the nodes are read.
@@ -73,13 +92,22 @@ impl MaintenanceMonitor {
 
     /// Runs until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
+        let pollers = std::mem::take(&mut self.pollers);
+        tokio::select! {
+            () = self.observe(&cancel) => {}
+            () = apis::ask(pollers) => {}
+        }
+        self.reporter.finish(&cancel).await;
+    }
+
+    /// Looks at the nodes again and again, until `cancel`.
+    async fn observe(&mut self, cancel: &CancellationToken) {
         loop {
             self.look();
-            if !self.reporter.pause(LOOK_EVERY, &cancel).await {
+            if !self.reporter.pause(LOOK_EVERY, cancel).await {
                 break;
             }
         }
-        self.reporter.finish(&cancel).await;
     }
 
     /// Reads all nodes, and reports what has changed.
@@ -94,11 +122,22 @@ impl MaintenanceMonitor {
 
         let now = self.reporter.now();
         let mut book = self.reporter.memory().clone();
-        if !self.begun {
-            self.begun = true;
+        let begun = *self.begun.get_or_insert_with(|| {
+            let mut sources = self.apis.names();
+            sources.insert(node_object::SOURCE);
+            book.keep(&sources, now);
+            now
+        });
+        book.read(node_object::SOURCE, &reading, now);
+        self.apis
+            .take(&mut book, nodes.iter().map(AsRef::as_ref), now);
+        // A fault of an earlier book ends if no notice is about its node, which only all sources
+        // know. One that stays blind does not keep nodes out for ever.
+        let is_late = now.duration_since(begun) >= self.config.settings.readiness;
+        if !self.adopted && (self.apis.have_answered(&book) || is_late) {
+            self.adopted = true;
             reported_before(&fleet).for_each(|node| book.adopt(node));
         }
-        book.read(node_object::SOURCE, &reading, now);
         let out = out_of_service(&fleet);
         let nodes: BTreeMap<&str, &NodeView> = (nodes.iter())
             .map(|node| (node.name.as_str(), node.as_ref()))
@@ -128,6 +167,7 @@ impl MaintenanceMonitor {
         if book != *self.reporter.memory() {
             *self.reporter.memory_mut() = book;
         }
+        self.apis.show(self.reporter.memory());
         for report in reports {
             self.report(&report, now);
         }

@@ -132,6 +132,7 @@ impl Acting<'_> {
             };
             MaintenanceMonitor::new(*config, nodes, fleet.clone(), frame)
         });
+        let maintenance = maintenance.transpose()?;
         let mut damage = self.store.damage();
         let metrics = self.metrics.clone();
         let questions = handles.questions;

@@ -8,7 +8,8 @@ use notices::{Kind, Notice, Phase};
 
 use super::client::{Client, Refused, Service};
 use super::xml::Element;
-use super::{PROVIDER, RESOURCE, form};
+use super::{PROVIDER, RESOURCE};
+use crate::encoding::form;
 use crate::{Announced, Failure, Instance, Told};
 
 /// Name of the source.
@@ -86,7 +87,10 @@ fn request(next: &str) -> String {
     if !next.is_empty() {
         parts.push(("NextToken".to_owned(), next));
     }
-    form(&parts)
+    let pairs: Vec<(&str, &str)> = (parts.iter())
+        .map(|(key, value)| (key.as_str(), *value))
+        .collect();
+    form(&pairs)
 }
 
 /// Adds the events of an instance. If one cannot be understood, nothing is known about the instance.

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::Credentials;
-use crate::aws::form;
 use crate::aws::xml::Element;
+use crate::encoding::form;
 use crate::http::{Http, Request};
 use crate::{Environment, Failure};
 
