@@ -97,10 +97,11 @@ impl Identities {
         if get(PRINCIPAL).is_some() {
             return principal::of_workload(&self.places, now).await;
         }
-        if let Some(path) = home.as_ref().map(|home| home.join(".oci/config")) {
-            if tokio::fs::try_exists(&path).await.unwrap_or_default() {
-                return self.by_file(&path, home.as_deref()).await;
-            }
+        let own = home.as_ref().map(|home| home.join(".oci/config"));
+        if let Some(path) = own
+            && tokio::fs::try_exists(&path).await.unwrap_or_default()
+        {
+            return self.by_file(&path, home.as_deref()).await;
         }
         let found = principal::of_instance(&self.http, &self.places, now).await;
         found.map_err(|failure| Failure {
