@@ -320,7 +320,8 @@ async fn failures_say_where_and_how_long_to_wait() {
     }
     for project in ["", "p/../q", "p q"] {
         project.clone_into(&mut gcp.config.project);
-        let failure = poll(&mut gcp, &Since::new()).await[0].clone().unwrap_err();
+        let [failure, list, log] = poll(&mut gcp, &Since::new()).await.map(Result::unwrap_err);
+        assert_eq!((&failure, &failure), (&list, &log), "said once");
         assert!(failure.what.contains("gcp.targetProjectId"), "{failure}");
     }
 }
