@@ -1,10 +1,11 @@
 //! Responses of the maintenance APIs of clouds, in parts separated by a line `---`: a page of Google's
-//! log, a page of Google's instances, and a page of OCI's events (all JSON).
+//! log, one of Google's instances and one of OCI's events (JSON), and one of EC2's events (XML).
 
-use clouds::Announced;
+use clouds::aws::instance_status;
 use clouds::gcp::entries::Entries;
 use clouds::gcp::instances::Instances;
 use clouds::oci::events::Events;
+use clouds::{Announced, Told};
 use jiff::Timestamp;
 
 /// Panics if a parser breaks an invariant on this input.
@@ -33,6 +34,14 @@ pub fn run(text: &str) {
                 .iter()
                 .all(|one| one.notice.updated.is_none())
         );
+    }
+    let mut told = Told::default();
+    match instance_status::read(next(), &mut told) {
+        Ok(_) => {
+            announced(&told.announced, "aws");
+            assert!(told.odd >= told.unseen.len() as u64);
+        }
+        Err(what) => assert!(!what.is_empty()),
     }
 }
 

@@ -10,7 +10,7 @@
 mod client;
 mod credentials;
 mod health;
-mod instance_status;
+pub mod instance_status;
 mod sign;
 mod xml;
 

@@ -86,6 +86,8 @@ impl Gcp {
             (LOG, state(logged.as_ref().err())),
         ];
         let all = match (listed, logged) {
+            // Both lack the same token.
+            (Err(listed), Err(logged)) if listed == logged => Err(listed),
             (Err(listed), Err(logged)) => Err(Failure {
                 what: format!("{listed}; {logged}"),
                 retry_after: listed.retry_after.max(logged.retry_after),

@@ -38,11 +38,11 @@ pub use instance::Instance;
 /// A cloud whose APIs are asked.
 pub enum Cloud {
     /// AWS.
-    Aws(Aws),
+    Aws(Box<Aws>),
     /// Google Cloud.
-    Gcp(Gcp),
+    Gcp(Box<Gcp>),
     /// Oracle Cloud Infrastructure.
-    Oci(Oci),
+    Oci(Box<Oci>),
 }
 
 /// Time of the last successful poll of each source, by the source's name.
@@ -93,15 +93,15 @@ impl Cloud {
         let http = Http::new()?;
         let aws = config.aws.iter().map(|config| {
             let aws = Aws::new(config, http.clone(), environment.clone());
-            (Self::Aws(aws), config.poll)
+            (Self::Aws(Box::new(aws)), config.poll)
         });
         let gcp = config.gcp.iter().map(|config| {
             let gcp = Gcp::new(config, http.clone(), environment.clone());
-            (Self::Gcp(gcp), config.poll)
+            (Self::Gcp(Box::new(gcp)), config.poll)
         });
         let oci = config.oci.iter().map(|config| {
             let oci = Oci::new(config, http.clone(), environment.clone());
-            (Self::Oci(oci), config.poll)
+            (Self::Oci(Box::new(oci)), config.poll)
         });
         Ok(aws.chain(gcp).chain(oci).collect())
     }

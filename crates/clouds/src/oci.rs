@@ -1,7 +1,7 @@
 //! Maintenance of instances of Oracle Cloud Infrastructure: the maintenance events of a compartment.
 //!
-//! The list has all events, also those that are over, so each reading is complete. Permission: to
-//! inspect `instance-maintenance-events` in the compartment; compartments within it are not read.
+//! The list has all events, also those that are over, so each reading is complete. Permission: the operation
+//! `ListInstanceMaintenanceEvents` in the compartment; compartments within it are not read.
 //! `identity.rs` lists the credentials.
 //!
 //! The host of the API is `iaas.REGION.oraclecloud.com`, for an instance that of its own realm. Other realms

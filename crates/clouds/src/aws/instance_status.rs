@@ -48,17 +48,7 @@ async fn ask(client: &mut Client, service: &Service) -> Result<Told, Refused> {
         let response = client
             .ask(service, &[("content-type", kind)], request(&next))
             .await?;
-        let page = Element::parse(&response.body);
-        let page = page.map_err(|error| response.failure(&error.to_string()))?;
-        if page.name() != "DescribeInstanceStatusResponse" {
-            return Err(response
-                .failure(&format!("the response is a {:?}", page.name()))
-                .into());
-        }
-        for status in page.items("instanceStatusSet") {
-            add(status, &mut told);
-        }
-        let token = page.text_of("nextToken");
+        let token = read(&response.body, &mut told).map_err(|what| response.failure(&what))?;
         if token.is_empty() {
             return Ok(told);
         }
@@ -67,10 +57,23 @@ async fn ask(client: &mut Client, service: &Service) -> Result<Told, Refused> {
                 .failure("the list does not end: a page names itself as the next")
                 .into());
         }
-        token.clone_into(&mut next);
+        next = token;
     }
     let what = format!("DescribeInstanceStatus: the list has more than {MOST_PAGES} pages");
     Err(Failure::new(what).into())
+}
+
+/// Reads a page into `told`. Returns the token of the next page, which is empty after the last one. Fails
+/// with a description of what the page is instead.
+pub fn read(body: &[u8], told: &mut Told) -> Result<String, String> {
+    let page = Element::parse(body).map_err(|error| error.to_string())?;
+    if page.name() != "DescribeInstanceStatusResponse" {
+        return Err(format!("the response is a {:?}", page.name()));
+    }
+    for status in page.items("instanceStatusSet") {
+        add(status, told);
+    }
+    Ok(page.text_of("nextToken").to_owned())
 }
 
 /// Returns the body of the request for a page.

@@ -146,8 +146,8 @@ impl Credentials {
             return Ok(token.text.clone());
         }
         let token = match self.environment.get(FILE) {
-            Some(path) => self.from_file(Path::new(&path), now).await?,
-            None => self.from_metadata(now).await?,
+            Some(path) => self.by_file(Path::new(&path), now).await?,
+            None => self.by_metadata(now).await?,
         };
         Ok(self.token.insert(token).text.clone())
     }
@@ -157,7 +157,7 @@ impl Credentials {
         self.token = None;
     }
 
-    async fn from_metadata(&self, now: Timestamp) -> Result<Token, Failure> {
+    async fn by_metadata(&self, now: Timestamp) -> Result<Token, Failure> {
         let host = self.environment.get(METADATA_HOST);
         let host = host.as_deref().unwrap_or("metadata.google.internal");
         let request = Request {
@@ -174,7 +174,7 @@ impl Credentials {
     }
 
     /// Gets a token by a file, which is read each time, since it may be rotated.
-    async fn from_file(&self, path: &Path, now: Timestamp) -> Result<Token, Failure> {
+    async fn by_file(&self, path: &Path, now: Timestamp) -> Result<Token, Failure> {
         let place = path.display().to_string();
         let wrong = |what: String| Failure::new(format!("the credentials {place} {what}"));
         let text = secret_file::read(path).await?;

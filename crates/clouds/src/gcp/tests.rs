@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use notices::Phase;
+use notices::{Book, NodeState, Phase, Reading, Settings, State};
 use serde_json::Value;
 
 use super::*;
@@ -320,7 +320,8 @@ async fn failures_say_where_and_how_long_to_wait() {
     }
     for project in ["", "p/../q", "p q"] {
         project.clone_into(&mut gcp.config.project);
-        let failure = poll(&mut gcp, &Since::new()).await[0].clone().unwrap_err();
+        let [failure, list, log] = poll(&mut gcp, &Since::new()).await.map(Result::unwrap_err);
+        assert_eq!((&failure, &failure), (&list, &log), "said once");
         assert!(failure.what.contains("gcp.targetProjectId"), "{failure}");
     }
 }
@@ -340,4 +341,116 @@ async fn a_list_without_end_is_given_up() {
     assert!(log.what.contains("more than 200 pages of entries"), "{log}");
     assert!(all.what.contains("instances"), "{all}");
     assert_eq!(server.asked().len(), 1 + 2 * MAX_PAGES);
+}
+
+/// Node, book and clock of a story.
+struct Story {
+    book: Book,
+    minutes: i64,
+    boot_id: &'static str,
+}
+
+// === impl Story ===
+
+impl Story {
+    /// Takes what both APIs say two minutes later, and returns state and fatality of the newest
+    /// record. `list` is `None` if it cannot be read.
+    fn then(&mut self, list: Option<&[(&str, &str)]>, log: &[(u8, &str, &str)]) -> (State, bool) {
+        self.minutes += 2;
+        let at = now() + SignedDuration::from_mins(self.minutes);
+        let list = list.map(|list| Instances::parse(&listed(list, "").body).unwrap());
+        let log = Entries::parse(&logged(log, "").body, at).unwrap();
+        let told = together(list, log);
+        let notices = told.announced.into_iter().map(|mut one| {
+            "n".clone_into(&mut one.notice.node);
+            one.notice
+        });
+        let reading = Reading {
+            notices: notices.collect(),
+            complete: told.complete,
+            ..Reading::default()
+        };
+        self.book.read(SOURCE, &reading, at);
+        let node = NodeState {
+            ready: true,
+            boot_id: self.boot_id.to_owned(),
+            is_out: false,
+        };
+        let settings = Settings {
+            limit: SignedDuration::from_hours(48),
+            delay: SignedDuration::ZERO,
+            readiness: SignedDuration::from_hours(1),
+            missing: SignedDuration::from_mins(1),
+        };
+        self.book.step(|_| Some(node.clone()), &settings, 100, at);
+        let record = self.book.records().last().unwrap();
+        (record.state, record.out_since.is_some())
+    }
+
+    fn new() -> Self {
+        Self {
+            book: Book::default(),
+            minutes: 0,
+            boot_id: "b1",
+        }
+    }
+}
+
+#[test]
+fn a_maintenance_ends_by_the_list_or_by_the_log() {
+    let out = |state| (state, true);
+    // The list alone: another boot shows the end.
+    let mut story = Story::new();
+    assert_eq!(
+        story.then(Some(&[("a", "PENDING")]), &[]),
+        out(State::QuarantineTriggered)
+    );
+    assert_eq!(
+        story.then(Some(&[("a", "ONGOING")]), &[]),
+        out(State::MaintenanceOngoing)
+    );
+    story.boot_id = "b2";
+    story.then(Some(&[]), &[]);
+    assert_eq!(story.then(Some(&[]), &[]), out(State::HealthyTriggered));
+
+    // An entry of the log ends it at once, and one that is read again begins nothing.
+    let mut story = Story::new();
+    story.then(Some(&[("a", "ONGOING")]), &[(1, "a", "PENDING")]);
+    let entries = [(1, "a", "PENDING"), (9, "a", "COMPLETED")];
+    assert_eq!(
+        story.then(Some(&[]), &entries),
+        out(State::HealthyTriggered)
+    );
+    assert_eq!(
+        story.then(Some(&[]), &entries),
+        out(State::HealthyTriggered)
+    );
+    assert_eq!(story.book.records().len(), 1);
+    story.then(Some(&[("a", "PENDING")]), &entries);
+    assert_eq!(story.book.records().len(), 2, "another one");
+
+    // Without the list, the log tells all.
+    let mut story = Story::new();
+    assert_eq!(
+        story.then(None, &[(1, "a", "PENDING")]),
+        out(State::QuarantineTriggered)
+    );
+    assert_eq!(story.then(None, &[]), out(State::QuarantineTriggered));
+    assert_eq!(
+        story.then(None, &[(5, "a", "ONGOING")]),
+        out(State::MaintenanceOngoing)
+    );
+    assert_eq!(
+        story.then(None, &[(9, "a", "COMPLETED")]),
+        out(State::HealthyTriggered)
+    );
+
+    // A maintenance that was told by the log is taken over by the list.
+    let mut story = Story::new();
+    story.then(None, &[(1, "a", "PENDING")]);
+    story.then(Some(&[("a", "PENDING")]), &[]);
+    assert_eq!(story.book.records().len(), 1);
+    story.boot_id = "b2";
+    story.then(Some(&[]), &[]);
+    assert_eq!(story.then(Some(&[]), &[]), out(State::HealthyTriggered));
 }

@@ -10,6 +10,7 @@
 mod config_file;
 mod principal;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use jiff::{SignedDuration, Timestamp};
@@ -31,8 +32,7 @@ const DOMAIN: &str = "oraclecloud.com";
 /// Time before its end from which a token is replaced.
 const SPARE: SignedDuration = SignedDuration::from_mins(5);
 
-/// A key and its name for OCI.
-#[derive(Debug)]
+/// A key and its name for OCI. The debug form does not show the name, which may be a token.
 pub(super) struct Identity {
     /// The key.
     pub(super) key: RsaKey,
@@ -97,10 +97,11 @@ impl Identities {
         if get(PRINCIPAL).is_some() {
             return principal::of_workload(&self.places, now).await;
         }
-        if let Some(path) = home.as_ref().map(|home| home.join(".oci/config")) {
-            if tokio::fs::try_exists(&path).await.unwrap_or_default() {
-                return self.by_file(&path, home.as_deref()).await;
-            }
+        let own = home.as_ref().map(|home| home.join(".oci/config"));
+        if let Some(path) = own
+            && tokio::fs::try_exists(&path).await.unwrap_or_default()
+        {
+            return self.by_file(&path, home.as_deref()).await;
         }
         let found = principal::of_instance(&self.http, &self.places, now).await;
         found.map_err(|failure| Failure {
@@ -131,6 +132,15 @@ impl Identities {
             domain: DOMAIN.to_owned(),
             end: None,
         })
+    }
+}
+
+// === impl Identity ===
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut identity = f.debug_struct("Identity");
+        identity.field("end", &self.end).finish_non_exhaustive()
     }
 }
 

@@ -84,45 +84,40 @@ impl Encoded {
             let Some((one, other)) = one.zip(other) else {
                 continue;
             };
-            let (p, q) = if one < other {
-                (other, one)
-            } else {
-                (one, other)
-            };
-            if let Some(key) = Self::of(p, q) {
+            if let Some(key) = Self::of((&one).max(&other), (&one).min(&other)) {
                 return Ok(key);
             }
         }
         Err(Failure::new("no key could be generated: this is a bug"))
     }
 
-    /// Returns the key of two primes, of which `p` is the larger one; `None` if they do not fit.
-    fn of(p: BoxedUint, q: BoxedUint) -> Option<Self> {
+    /// Returns the key of two primes; `None` if they do not fit.
+    fn of(larger: &BoxedUint, smaller: &BoxedUint) -> Option<Self> {
         let one = BoxedUint::one_with_precision(PRIME_BITS);
-        let (p1, q1) = (p.wrapping_sub(&one), q.wrapping_sub(&one));
-        let n = p.concatenating_mul(&q);
-        let phi = NonZero::new(p1.concatenating_mul(&q1)).into_option()?;
-        let e = BoxedUint::from(EXPONENT).resize(2 * PRIME_BITS);
-        let d = e.invert_mod(&phi).into_option()?;
-        let part = |less: BoxedUint| {
+        let less = [larger, smaller].map(|prime| prime.wrapping_sub(&one));
+        let order = NonZero::new(less[0].concatenating_mul(&less[1])).into_option()?;
+        let public = BoxedUint::from(EXPONENT).resize(2 * PRIME_BITS);
+        let private = public.invert_mod(&order).into_option()?;
+        let part = |less: &BoxedUint| {
             let less = NonZero::new(less.resize(2 * PRIME_BITS)).into_option()?;
-            Some(integer(&d.rem(&less).to_be_bytes()))
+            Some(integer(&private.rem(&less).to_be_bytes()))
         };
-        let inverse = q.invert_mod(&NonZero::new(p.clone()).into_option()?);
-        let (n, e) = (integer(&n.to_be_bytes()), integer(&e.to_be_bytes()));
+        let inverse = smaller.invert_mod(&NonZero::new(larger.clone()).into_option()?);
+        let modulus = integer(&larger.concatenating_mul(smaller).to_be_bytes());
+        let public = integer(&public.to_be_bytes());
         let numbers = [
             integer(&[0]),
-            n.clone(),
-            e.clone(),
-            integer(&d.to_be_bytes()),
-            integer(&p.to_be_bytes()),
-            integer(&q.to_be_bytes()),
-            part(p1)?,
-            part(q1)?,
+            modulus.clone(),
+            public.clone(),
+            integer(&private.to_be_bytes()),
+            integer(&larger.to_be_bytes()),
+            integer(&smaller.to_be_bytes()),
+            part(&less[0])?,
+            part(&less[1])?,
             integer(&inverse.into_option()?.to_be_bytes()),
         ];
         // The first byte of a bit string is the number of bits that are not used.
-        let bits = [vec![0], tagged(0x30, &[n, e].concat())].concat();
+        let bits = [vec![0], tagged(0x30, &[modulus, public].concat())].concat();
         let public = [ALGORITHM.to_vec(), tagged(0x03, &bits)].concat();
         Some(Self {
             private: tagged(0x30, &numbers.concat()),
@@ -156,7 +151,7 @@ impl TryRng for Random {
 
 impl TryCryptoRng for Random {}
 
-/// Returns a prime, of which the two highest bits are set: the product of two is twice as long.
+/// Returns a prime with its two highest bits set: the product of two is twice as long.
 fn prime(random: &mut Random) -> Option<BoxedUint> {
     let sieve = SmallFactorsSieveFactory::new(Flavor::Any, PRIME_BITS, SetBits::TwoMsb).ok()?;
     let found = sieve_and_find(random, sieve, |_, number| is_prime(Flavor::Any, number));

@@ -74,9 +74,12 @@ impl Places {
     pub(super) fn of(environment: &Environment) -> Self {
         let host = environment.get("KUBERNETES_SERVICE_HOST");
         // An address of IPv6 stands in brackets.
-        let host = host.map(|host| match host.contains(':') {
-            true => format!("[{host}]"),
-            false => host,
+        let host = host.map(|host| {
+            if host.contains(':') {
+                format!("[{host}]")
+            } else {
+                host
+            }
         });
         let authority = environment.get("OCI_KUBERNETES_SERVICE_ACCOUNT_CERT_PATH");
         let authority = authority.unwrap_or_else(|| format!("{SERVICE_ACCOUNT}/ca.crt"));

@@ -125,6 +125,7 @@ async fn an_instance_proves_itself_by_its_certificate() {
         1
     );
     signs_with(identity, &sent["publicKey"]).await;
+    assert!(!format!("{identities:?}").contains(&token(20)));
 
     // Until five minutes before its end.
     let minutes = |count| now() + SignedDuration::from_mins(count);

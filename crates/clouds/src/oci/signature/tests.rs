@@ -3,7 +3,7 @@ use crate::http::Http;
 use crate::loopback::{Asked, Reply, Server};
 use crate::rsa::tests::{TestKey, has_signed};
 
-/// Checks a signature as a server does it: by what was sent, not by what was meant. Returns the id
+/// Checks a signature as a server does it: by the request that arrived. Returns the id
 /// of the key and the names of the signed headers; `None` if the signature is not that of `public`.
 pub(in crate::oci) fn signed_by(asked: &Asked, public: &[u8]) -> Option<(String, Vec<String>)> {
     let fields = asked.header("authorization").strip_prefix("Signature ")?;
