@@ -120,7 +120,7 @@ async fn what_was_closed_since_the_last_success_is_told_and_what_is_open_always(
         announced.map(|one| one.notice.word).collect::<Vec<_>>()
     };
     assert_eq!(told(None).await, ["open", "upcoming"]);
-    // It was closed 1,000 s ago; the window reaches back 300 s further than the last success.
+    // The event was closed 1,000 s ago; the window reaches back 300 s further than the last success.
     assert_eq!(told(Some(-600)).await, ["open", "upcoming"]);
     assert_eq!(told(Some(-800)).await, ["open", "closed", "upcoming"]);
 }

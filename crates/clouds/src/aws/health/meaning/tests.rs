@@ -88,7 +88,7 @@ fn the_status_and_the_begin_tell_the_progress() {
     for (status, start, phase) in [
         ("upcoming", 600, Phase::Scheduled),
         ("open", -600, Phase::Ongoing),
-        // It was opened early: the node stays in service until its time.
+        // An event is opened early: the node stays in service until its time.
         ("open", 600, Phase::Scheduled),
         ("closed", -600, Phase::Completed),
         ("closed", 600, Phase::Cancelled),
