@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+/// Function that returns the value of a variable.
+type LookUp = dyn Fn(&str) -> Option<String> + Send + Sync;
+
 /// Environment variables. Cheap to clone.
 #[derive(Clone)]
 pub struct Environment {
-    look_up: Arc<dyn Fn(&str) -> Option<String> + Send + Sync>,
+    look_up: Arc<LookUp>,
 }
 
 // === impl Environment ===

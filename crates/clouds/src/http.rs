@@ -5,6 +5,7 @@
 //! tests.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -86,6 +87,17 @@ impl Http {
             ClientTls::trusting_none()
         });
         let tls = tls.map_err(|error| Failure::new(chain(&error)))?;
+        Ok(Self::with(&tls, untrusting))
+    }
+
+    /// Creates a client that trusts the authorities in this file only, in PEM form.
+    pub fn trusting(authority: PathBuf) -> Result<Self, Failure> {
+        let tls = ClientTls::load(authority, None);
+        let tls = tls.map_err(|error| Failure::new(chain(&error)))?;
+        Ok(Self::with(&tls, None))
+    }
+
+    fn with(tls: &ClientTls, untrusting: Option<String>) -> Self {
         let mut tls = tls.config().as_ref().clone();
         // The connector sets the protocols itself.
         tls.alpn_protocols.clear();
@@ -93,10 +105,10 @@ impl Http {
         connector.enforce_http(false);
         let https = HttpsConnectorBuilder::new().with_tls_config(tls);
         let https = https.https_or_http().enable_http1();
-        Ok(Self {
+        Self {
             client: Client::builder(TokioExecutor::new()).build(https.wrap_connector(connector)),
             untrusting,
-        })
+        }
     }
 
     /// Sends a request, and returns the response of whatever status. Fails if there is none within
@@ -210,12 +222,11 @@ impl Failure {
 /// Returns the pause that a server asks for: a number of seconds, or a date.
 fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    let wait = match text.parse::<u64>() {
-        Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => {
-            let until = rfc2822::parse(text).ok()?.timestamp();
-            Duration::try_from(until.duration_since(now)).ok()?
-        }
+    let wait = if let Ok(seconds) = text.parse() {
+        Duration::from_secs(seconds)
+    } else {
+        let until = rfc2822::parse(text).ok()?.timestamp();
+        Duration::try_from(until.duration_since(now)).ok()?
     };
     Some(wait.min(LONGEST_WAIT))
 }

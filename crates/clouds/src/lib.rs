@@ -14,19 +14,40 @@
 //!
 //! [`http`] is the client of all clouds, [`environment`] is where credentials are looked for.
 
+pub mod aws;
+mod encoding;
 pub mod environment;
+pub mod gcp;
 pub mod http;
 pub mod instance;
 pub mod metadata;
+pub mod oci;
+mod rsa;
+mod secret_file;
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
-use notices::Notice;
+use jiff::{SignedDuration, Timestamp};
+use notices::{Clouds, Notice};
+
+use aws::Aws;
+use gcp::Gcp;
+use http::Http;
+use oci::Oci;
 
 pub use environment::Environment;
 pub use http::Failure;
 pub use instance::Instance;
+
+/// A cloud whose APIs are asked.
+pub enum Cloud {
+    /// AWS.
+    Aws(Box<Aws>),
+    /// Google Cloud.
+    Gcp(Box<Gcp>),
+    /// Oracle Cloud Infrastructure.
+    Oci(Box<Oci>),
+}
 
 /// Time of the last successful poll of each source, by the source's name.
 ///
@@ -62,6 +83,50 @@ pub struct Announced {
     pub instance: Instance,
     /// The notice. Its `node` is empty: the caller finds it.
     pub notice: Notice,
+}
+
+// === impl Cloud ===
+
+impl Cloud {
+    /// Returns the clouds that are enabled, each with the pause between two polls, without asking
+    /// anything.
+    pub fn enabled(
+        config: &Clouds,
+        environment: &Environment,
+    ) -> Result<Vec<(Self, SignedDuration)>, Failure> {
+        let http = Http::new()?;
+        let aws = config.aws.iter().map(|config| {
+            let aws = Aws::new(config, http.clone(), environment.clone());
+            (Self::Aws(Box::new(aws)), config.poll)
+        });
+        let gcp = config.gcp.iter().map(|config| {
+            let gcp = Gcp::new(config, http.clone(), environment.clone());
+            (Self::Gcp(Box::new(gcp)), config.poll)
+        });
+        let oci = config.oci.iter().map(|config| {
+            let oci = Oci::new(config, http.clone(), environment.clone());
+            (Self::Oci(Box::new(oci)), config.poll)
+        });
+        Ok(aws.chain(gcp).chain(oci).collect())
+    }
+
+    /// Returns the names of the sources, one for each API.
+    pub fn sources(&self) -> &'static [&'static str] {
+        match self {
+            Self::Aws(_) => &aws::SOURCES,
+            Self::Gcp(_) => &gcp::SOURCES,
+            Self::Oci(_) => &[oci::SOURCE],
+        }
+    }
+
+    /// Asks all APIs once. `since` has the time of the last success of each source.
+    pub async fn poll(&mut self, since: &Since, now: Timestamp) -> Vec<Answer> {
+        match self {
+            Self::Aws(aws) => aws.poll(since, now).await,
+            Self::Gcp(gcp) => gcp.poll(since, now).await,
+            Self::Oci(oci) => oci.poll(now).await,
+        }
+    }
 }
 
 #[cfg(any(test, feature = "test-util"))]

@@ -1,12 +1,15 @@
-//! Monitor of announced maintenance: reads the notices on the Node objects and those of agents, and
-//! reports each node that has one.
+//! Monitor of announced maintenance: reads the notices on the Node objects, those of agents and those of
+//! the APIs of clouds, and reports each node that has one.
 //!
 //! ```text
-//! known nodes -------------> notices::node_object --> Book --> events of the check CSPMaintenance
-//! agents --> machines ------------------------------>  |
-//!                                                      +----> begin: the provider may begin
+//! known nodes --> notices::node_object --> Book --> events of the check CSPMaintenance
+//! agents -------> machines.rs -------------^  |
+//! APIs of clouds -> apis.rs ---------------^  +----> begin.rs: the provider may begin
 //! ```
+//!
+//! `requests.rs` carries out `MaintenanceRequest` objects beside it.
 
+mod apis;
 mod begin;
 mod machines;
 mod metrics;
@@ -16,6 +19,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use apis::{Apis, Poller};
+use clouds::{Environment, Failure};
 use cluster::{Cluster, KnownNodes};
 use contract::keys;
 use fleet::view::{FleetView, NodeStatus};
@@ -60,6 +65,11 @@ pub struct MaintenanceMonitor {
     reporter: Reporter<Book>,
     records: watch::Sender<Arc<[Record]>>,
     metrics: MaintenanceMetrics,
+    apis: Apis,
+    /// Loops that ask the APIs, until they run.
+    pollers: Vec<Poller>,
+    /// Time of the first look.
+    begun: Option<Timestamp>,
     /// Numbers of notices of the last look that could not be understood, and that found no room.
     unread: (u64, usize),
 }
@@ -67,7 +77,8 @@ pub struct MaintenanceMonitor {
 // === impl MaintenanceMonitor ===
 
 impl MaintenanceMonitor {
-    /// Creates the monitor, which [`Self::run`] starts. With `writes` it may mark nodes.
+    /// Creates the monitor, which [`Self::run`] starts. With `writes` it may mark nodes. Clouds are asked
+    /// with the credentials of this process. Fails if no client of theirs can be made.
     pub fn new(
         config: MaintenanceConfig,
         cluster: Arc<Cluster>,
@@ -75,19 +86,28 @@ impl MaintenanceMonitor {
         machines: MachineNotices,
         fleet: watch::Receiver<Arc<FleetView>>,
         frame: Frame,
-    ) -> Self {
+    ) -> Result<Self, Failure> {
         let marks = writes && config.begin_once_drained;
-        Self {
+        let (sources, clock) = (frame.sources.clone(), frame.clock);
+        let metrics = MaintenanceMetrics::new(&frame.metrics);
+        let reporter: Reporter<Book> = Reporter::new(&MONITOR, frame);
+        let environment = Environment::of_process();
+        let book = reporter.memory();
+        let (apis, pollers) = Apis::new(&config.clouds, &environment, book, &sources, clock)?;
+        Ok(Self {
             config,
             nodes: cluster.known_nodes(),
             machines,
             fleet,
             marks: marks.then_some(cluster),
-            metrics: MaintenanceMetrics::new(&frame.metrics),
-            reporter: Reporter::new(&MONITOR, frame),
+            metrics,
+            reporter,
             records: watch::Sender::new(Arc::default()),
+            apis,
+            pollers,
+            begun: None,
             unread: (0, 0),
-        }
+        })
     }
 
     /// Returns a receiver of all maintenances, which are none until the nodes are read.
@@ -97,14 +117,23 @@ impl MaintenanceMonitor {
 
     /// Runs until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
+        let pollers = std::mem::take(&mut self.pollers);
+        tokio::select! {
+            () = self.observe(&cancel) => {}
+            () = apis::ask(pollers) => {}
+        }
+        self.reporter.finish(&cancel).await;
+    }
+
+    /// Looks at the nodes again and again, until `cancel`.
+    async fn observe(&mut self, cancel: &CancellationToken) {
         loop {
             self.look();
             self.let_begin().await;
-            if !self.reporter.pause(LOOK_EVERY, &cancel).await {
+            if !self.reporter.pause(LOOK_EVERY, cancel).await {
                 break;
             }
         }
-        self.reporter.finish(&cancel).await;
     }
 
     /// Reads all nodes, and reports what has changed.
@@ -119,8 +148,21 @@ impl MaintenanceMonitor {
 
         let now = self.reporter.now();
         let mut book = self.reporter.memory().clone();
-        book.take_over(&reported(&fleet), now);
+        let begun = *self.begun.get_or_insert_with(|| {
+            let mut sources = self.apis.names();
+            sources.extend([node_object::SOURCE, machines::SOURCE]);
+            book.keep(&sources, now);
+            now
+        });
         book.read(node_object::SOURCE, &reading, now);
+        self.apis
+            .take(&mut book, nodes.iter().map(AsRef::as_ref), now);
+        // A fault of an earlier book ends if no notice is about its node, which only all sources
+        // know. One that stays blind does not keep nodes out for ever.
+        let is_late = now.duration_since(begun) >= self.config.settings.readiness;
+        if self.apis.have_answered(&book) || is_late {
+            book.take_over(&reported(&fleet), now);
+        }
         let nodes: BTreeMap<&str, &NodeView> = (nodes.iter())
             .map(|node| (node.name.as_str(), node.as_ref()))
             .collect();
@@ -153,6 +195,7 @@ impl MaintenanceMonitor {
         if book != *self.reporter.memory() {
             *self.reporter.memory_mut() = book;
         }
+        self.apis.show(self.reporter.memory());
         for report in reports {
             self.report(&report, now);
         }

@@ -143,6 +143,7 @@ impl Acting<'_> {
             let connector = self.intake.connector.clone();
             MaintenanceRequests::new(cluster, connector, &self.sources, CLOCK)
         });
+        let maintenance = maintenance.transpose()?;
         let mut damage = self.store.damage();
         let metrics = self.metrics.clone();
         let questions = handles.questions;

@@ -21,6 +21,7 @@ mod chart;
 #[path = "e2e/checks.rs"]
 mod checks;
 #[path = "e2e/collect.rs"]
+mod cloud_apis;
 mod collect;
 #[path = "e2e/commands.rs"]
 mod commands;

@@ -61,6 +61,8 @@ pub struct Book {
     strange: BTreeMap<String, Timestamp>,
     /// Number of records ever made, for their ids.
     made: u64,
+    /// Time of the last successful poll of each source that is asked from time to time.
+    polled: BTreeMap<String, Timestamp>,
     /// Notices of the last readings that found no room.
     #[serde(skip)]
     left_out: usize,
@@ -121,6 +123,29 @@ impl Book {
     /// Returns whether there are open faults that wait to be taken over.
     pub fn takes_over(&self) -> bool {
         !self.strange.is_empty()
+    }
+
+    /// Returns the time of the last successful poll of each source.
+    pub fn polled(&self) -> &BTreeMap<String, Timestamp> {
+        &self.polled
+    }
+
+    /// Takes a reading that was asked for at `at`; the next one is to reach back to there.
+    pub fn poll(&mut self, source: &str, reading: &Reading, at: Timestamp, now: Timestamp) {
+        self.read(source, reading, now);
+        self.polled.insert(source.to_owned(), at);
+    }
+
+    /// Takes it that all notices of sources other than `sources` are gone: nobody asks these any
+    /// longer.
+    pub fn keep(&mut self, sources: &BTreeSet<&str>, now: Timestamp) {
+        self.polled
+            .retain(|source, _| sources.contains(source.as_str()));
+        for record in &mut self.records {
+            if !sources.contains(record.source.as_str()) {
+                record.vanished = record.vanished.or(Some(now));
+            }
+        }
     }
 
     /// Takes a reading of a source.

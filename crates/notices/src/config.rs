@@ -1,5 +1,7 @@
-//! Configuration: NVSentinel's file for its CSP health monitor (TOML), and the keys
+//! Configuration: NVSentinel's file for its CSP health monitor (TOML), and the keys `oci`,
 //! `beginOnceDrained`, `requests` and `actions` of gpuwarden's own.
+
+mod clouds;
 
 use std::collections::BTreeMap;
 
@@ -11,6 +13,8 @@ use serde::Deserialize;
 use crate::book::Settings;
 use crate::notice::Kind;
 
+pub use clouds::{AwsConfig, Clouds, GcpConfig, OciConfig};
+
 /// Default pause between two polls (seconds).
 const POLL: i64 = 60;
 /// Default time before the begin from which the node is out of service (minutes).
@@ -21,8 +25,6 @@ const DELAY: i64 = 15;
 const READINESS: i64 = 60;
 /// Largest number in the file, of any unit: more than a year of minutes.
 const MAX_NUMBER: i64 = 1_000_000;
-/// Shortest pause between two requests of a cloud (seconds), as in NVSentinel.
-const SHORTEST_API: i64 = 30;
 
 /// Configuration of the monitor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +39,8 @@ pub struct MaintenanceConfig {
     pub requests: bool,
     /// True if the provider is told that a maintenance may begin, once the node is drained.
     pub begin_once_drained: bool,
+    /// Clouds whose APIs are asked.
+    pub clouds: Clouds,
     /// Action that each kind recommends; `NONE` for those not listed.
     actions: BTreeMap<Kind, RecommendedAction>,
 }
@@ -52,9 +56,12 @@ struct File {
     #[serde(default)]
     cluster_name: String,
     #[serde(default)]
-    gcp: Gcp,
+    gcp: clouds::Gcp,
     #[serde(default)]
-    aws: Aws,
+    aws: clouds::Aws,
+    /// A key of gpuwarden.
+    #[serde(default)]
+    oci: clouds::Oci,
     /// A key of gpuwarden.
     #[serde(default)]
     requests: bool,
@@ -64,32 +71,6 @@ struct File {
     /// A key of gpuwarden.
     #[serde(default)]
     actions: BTreeMap<String, String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct Gcp {
-    enabled: bool,
-    #[serde(rename = "targetProjectId")]
-    _target_project_id: String,
-    api_polling_interval_seconds: Option<i64>,
-    #[serde(rename = "logFilter")]
-    _log_filter: String,
-    #[serde(rename = "endpointOverride")]
-    _endpoint_override: String,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct Aws {
-    enabled: bool,
-    #[serde(rename = "accountId")]
-    _account_id: String,
-    polling_interval_seconds: Option<i64>,
-    #[serde(rename = "region")]
-    _region: String,
-    #[serde(rename = "endpointOverride")]
-    _endpoint_override: String,
 }
 
 // === impl MaintenanceConfig ===
@@ -131,29 +112,11 @@ impl MaintenanceConfig {
         if file.cluster_name.is_empty() {
             findings.at_key("clusterName", "is missing: write the name of the cluster");
         }
-        let intervals = [
-            (
-                "gcp.apiPollingIntervalSeconds",
-                file.gcp.api_polling_interval_seconds,
-            ),
-            (
-                "aws.pollingIntervalSeconds",
-                file.aws.polling_interval_seconds,
-            ),
-        ];
-        for (key, number) in intervals {
-            findings.whole_number(key, number, SHORTEST_API..=MAX_NUMBER, " of seconds");
-        }
-        for (key, enabled) in [
-            ("gcp.enabled", file.gcp.enabled),
-            ("aws.enabled", file.aws.enabled),
-        ] {
-            if enabled {
-                let what = "gpuwarden cannot ask this cloud's API yet: write false, and it reads the \
-                            notices on the Node objects";
-                findings.at_key(key, what);
-            }
-        }
+        let clouds = Clouds {
+            aws: file.aws.checked(&mut findings),
+            gcp: file.gcp.checked(&mut findings),
+            oci: file.oci.checked(&mut findings),
+        };
         let actions = actions(&file.actions, &mut findings);
         findings.result(Self {
             poll,
@@ -161,6 +124,7 @@ impl MaintenanceConfig {
             cluster_name: file.cluster_name,
             requests: file.requests,
             begin_once_drained: file.begin_once_drained,
+            clouds,
             actions,
         })
     }
@@ -246,6 +210,36 @@ endpointOverride = ""
     }
 
     #[test]
+    fn the_clouds_that_are_enabled_are_asked() {
+        let read = |text: &str| MaintenanceConfig::parse(text, "f").unwrap().clouds;
+        assert_eq!(read(REFERENCE), Clouds::default());
+        let both = read(&REFERENCE.replace("enabled = false", "enabled = true"));
+        let minute = SignedDuration::from_mins(1);
+        let aws = AwsConfig {
+            account_id: "1".to_owned(),
+            region: "us-east-1".to_owned(),
+            poll: minute,
+            endpoint: String::new(),
+        };
+        let gcp = GcpConfig {
+            project: "p".to_owned(),
+            poll: minute,
+            log_filter: "logName=x".to_owned(),
+            endpoint: String::new(),
+        };
+        assert_eq!((both.aws, both.gcp, both.oci), (Some(aws), Some(gcp), None));
+        let own = "[oci]\nenabled = true\ncompartmentId = 'c'\nregion = 'eu-frankfurt-1'\n\
+                   pollingIntervalSeconds = 90\nendpointOverride = 'http://127.0.0.1:1'";
+        let oci = OciConfig {
+            compartment_id: "c".to_owned(),
+            region: "eu-frankfurt-1".to_owned(),
+            poll: SignedDuration::from_secs(90),
+            endpoint: "http://127.0.0.1:1".to_owned(),
+        };
+        assert_eq!(read(&format!("{REFERENCE}{own}")).oci, Some(oci));
+    }
+
+    #[test]
     fn each_mistake_is_named_by_its_line() {
         let other = |key: &str, value: &str| {
             let lines = REFERENCE.lines().map(|line| match line.split_once(" = ") {
@@ -254,8 +248,10 @@ endpointOverride = ""
             });
             lines.collect::<Vec<_>>().join("\n")
         };
-        let enabled = REFERENCE.replacen("enabled = false", "enabled = true", 1);
-        let aws = REFERENCE.replace("[aws]\nenabled = false", "[aws]\nenabled = true");
+        let enabled = REFERENCE.replace("enabled = false", "enabled = true");
+        let without = |line: &str| enabled.replace(line, "");
+        let oci = |text: &str| format!("{REFERENCE}[oci]\nenabled = true\n{text}\n");
+        let whole = "compartmentId = 'c'\nregion = 'r-1'";
         let actions = |text: &str| format!("{REFERENCE}[actions]\n{text}\n");
         for (text, line, says) in [
             (other("maintenanceEventPollIntervalSeconds", "9"), 2, "10"),
@@ -269,8 +265,27 @@ endpointOverride = ""
             (other("clusterName", "\"\""), 6, "missing"),
             (other("apiPollingIntervalSeconds", "29"), 10, "30"),
             (other("pollingIntervalSeconds", "29"), 16, "30"),
-            (enabled, 8, "cannot ask this cloud's API yet"),
-            (aws, 14, "cannot ask this cloud's API yet"),
+            (without("targetProjectId = \"p\""), 7, "targetProjectId"),
+            (without("region = \"us-east-1\""), 13, "region"),
+            (enabled.replace("us-east-1", "us.evil"), 17, "region"),
+            (
+                enabled.replacen("Override = \"\"", "Override = \"x\"", 1),
+                12,
+                "https://",
+            ),
+            (oci("region = 'r-1'"), 19, "compartmentId"),
+            (oci("compartmentId = 'c'\nregion = 'R'"), 22, "region"),
+            (
+                oci(&format!("{whole}\npollingIntervalSeconds = 1")),
+                23,
+                "30",
+            ),
+            (
+                oci(&format!("{whole}\nendpointOverride = 'x'")),
+                23,
+                "https://",
+            ),
+            (oci(&format!("{whole}\nlogFilter = 'x'")), 23, "logFilter"),
             (actions("reset = \"NONE\""), 20, "reboot"),
             (actions("reboot = \"LATER\""), 20, "RESTART_VM"),
             (actions("reboot = \"77\""), 20, "RESTART_VM"),

@@ -25,7 +25,7 @@ pub mod request;
 pub mod words;
 
 pub use book::{Book, MAX_ENDED, MAX_OPEN, NodeState, Settings};
-pub use config::MaintenanceConfig;
+pub use config::{AwsConfig, Clouds, GcpConfig, MaintenanceConfig, OciConfig};
 pub use notice::{Kind, Notice, Phase, Reading};
 pub use record::{Record, Settled, State};
 pub use report::{AGENT, Report};

@@ -13,6 +13,8 @@ pub enum Kind {
     Reboot,
     /// The virtual machine moves to another host, and keeps its memory.
     Migration,
+    /// The machine loses its network for a while, and keeps running.
+    Network,
     /// The machine, or hardware of its host, is replaced.
     Replacement,
     /// The machine ends.
@@ -76,13 +78,25 @@ pub struct Reading {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 4] = [Self::Reboot, Self::Migration, Self::Replacement, Self::Stop];
+    pub const ALL: [Self; 5] = [
+        Self::Reboot,
+        Self::Migration,
+        Self::Network,
+        Self::Replacement,
+        Self::Stop,
+    ];
+
+    /// Returns whether the machine has another boot id after it, if it is still the same machine.
+    pub(crate) fn boots(self) -> bool {
+        !matches!(self, Self::Migration | Self::Network)
+    }
 
     /// Returns the name, as in metadata and in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Reboot => "reboot",
             Self::Migration => "migration",
+            Self::Network => "network",
             Self::Replacement => "replacement",
             Self::Stop => "stop",
         }

@@ -469,3 +469,30 @@ fn the_book_is_bounded() {
     book.step(ready, &SETTINGS, 100, at(2));
     assert_eq!(book.records().len(), MAX_ENDED);
 }
+
+#[test]
+fn the_book_remembers_when_a_source_was_asked_and_forgets_one_that_is_asked_no_longer() {
+    let mut world = World::new();
+    world.notices = vec![notice(Phase::Scheduled, Some(100))];
+    let reading = Reading {
+        notices: world.notices.clone(),
+        complete: true,
+        ..Reading::default()
+    };
+    world.book.poll("source", &reading, at(79), at(80));
+    world.now = 80;
+    assert_eq!(world.step(), ["n fatal"]);
+    world.restart();
+    let polled = |world: &World| world.book.polled().get("source").copied();
+    assert_eq!(polled(&world), Some(at(79)));
+    world.book.keep(&["source", "other"].into(), at(81));
+    assert_eq!(
+        (polled(&world), world.book.records()[0].vanished),
+        (Some(at(79)), None)
+    );
+    // Its notices are settled as those that are gone.
+    world.book.keep(&["other"].into(), at(81));
+    assert_eq!(polled(&world), None);
+    world.now = 82;
+    assert_eq!(world.step(), ["n healthy"]);
+}

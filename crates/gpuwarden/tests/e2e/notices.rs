@@ -19,7 +19,7 @@ const PERFORM: &str = "cloud.google.com/perform-maintenance";
 
 /// The node goes out a minute before its maintenance, which may begin as soon as it is drained, and
 /// returns as soon as it is over.
-const CONFIG: &str = "
+pub(crate) const CONFIG: &str = "
 clusterName = 'test'
 maintenanceEventPollIntervalSeconds = 10
 triggerQuarantineWorkflowTimeLimitMinutes = 1
@@ -59,20 +59,6 @@ impl Cloud {
             .patch_status(&self.node, &PatchParams::default(), &Patch::Strategic(boot))
             .await?;
         Ok(())
-    }
-
-    /// Waits until the maintenances of the node are in these states.
-    async fn are(&self, states: &[&str]) -> anyhow::Result<()> {
-        let are = || async {
-            let shown = self.group.shown(&["maintenance"]).await?;
-            let all = shown["maintenances"].as_array().into_iter().flatten();
-            let own = all.filter(|record| record["nodeName"] == self.node.as_str());
-            let found: Vec<&str> = own.filter_map(|record| record["status"].as_str()).collect();
-            anyhow::ensure!(found == states, "{shown}");
-            Ok(())
-        };
-        let what = format!("the maintenances {states:?}");
-        self.group.product.wait_for(&what, SOON * 2, are).await
     }
 
     /// Waits until the node says that its maintenance may begin, or says so no longer.
@@ -163,27 +149,49 @@ impl Cloud {
         self.group.until_out(&[]).await
     }
 
-    /// Returns the reports of the maintenance: `announced`, `fatal` or `over`.
-    async fn reports(&self) -> anyhow::Result<Vec<&'static str>> {
-        let events = self.group.events().await?.into_iter();
-        let own = events.filter(|event| event["checkName"] == keys::CHECK_CSP_MAINTENANCE);
-        let own = own.filter(|event| event["nodeName"] == self.node.as_str());
-        let told = own.map(
-            |event| match (event["isHealthy"] == true, event["isFatal"] == true) {
-                (true, _) => "over",
-                (false, true) => "fatal",
-                (false, false) => "announced",
-            },
-        );
-        Ok(told.collect())
+    async fn are(&self, states: &[&str]) -> anyhow::Result<()> {
+        are(&self.group, &self.node, states).await
     }
 
-    /// Checks that the node went out once, and that this is what was reported.
     async fn was_out_once(&self, reports: &[&str]) -> anyhow::Result<()> {
-        assert_eq!(self.reports().await?, reports);
-        assert_eq!(self.group.outages().await?.get(&self.node), Some(&1));
-        Ok(())
+        was_out_once(&self.group, &self.node, reports).await
     }
+}
+
+/// Waits until the maintenances of a node are in these states.
+pub(crate) async fn are(group: &Group, node: &str, states: &[&str]) -> anyhow::Result<()> {
+    let are = || async {
+        let shown = group.shown(&["maintenance"]).await?;
+        let all = shown["maintenances"].as_array().into_iter().flatten();
+        let own = all.filter(|record| record["nodeName"] == node);
+        let found: Vec<&str> = own.filter_map(|record| record["status"].as_str()).collect();
+        anyhow::ensure!(found == states, "{shown}");
+        Ok(())
+    };
+    let what = format!("the maintenances {states:?}");
+    group.product.wait_for(&what, SOON * 2, are).await
+}
+
+/// Checks that a node went out once, and that these are the reports of its maintenance: `announced`, `fatal` or
+/// `over`.
+pub(crate) async fn was_out_once(
+    group: &Group,
+    node: &str,
+    reports: &[&str],
+) -> anyhow::Result<()> {
+    let events = group.events().await?.into_iter();
+    let own = events.filter(|event| event["checkName"] == keys::CHECK_CSP_MAINTENANCE);
+    let own = own.filter(|event| event["nodeName"] == node);
+    let told = own.map(
+        |event| match (event["isHealthy"] == true, event["isFatal"] == true) {
+            (true, _) => "over",
+            (false, true) => "fatal",
+            (false, false) => "announced",
+        },
+    );
+    assert_eq!(told.collect::<Vec<_>>(), reports);
+    assert_eq!(group.outages().await?.get(node), Some(&1));
+    Ok(())
 }
 
 #[tokio::test]

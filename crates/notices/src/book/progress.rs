@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::{NodeState, Settings};
-use crate::notice::{Kind, Phase};
+use crate::notice::Phase;
 use crate::record::{Record, Settled, State};
 
 /// Advances a maintenance that is not over for good. `node` is `None` if the cluster does not have
@@ -71,8 +71,8 @@ fn end(record: &mut Record, node: &NodeState, settings: &Settings, now: Timestam
         record.settle(State::MaintenanceComplete, Settled::BootId, now);
     } else if !is_due || record.out_since.is_none() {
         record.settle(State::Cancelled, Settled::Withdrawn, now);
-    } else if record.end.is_some_and(|end| end <= now) || record.kind == Kind::Migration {
-        // A migration leaves no other trace.
+    } else if record.end.is_some_and(|end| end <= now) || !record.kind.boots() {
+        // Such a maintenance leaves no other trace.
         record.settle(State::MaintenanceComplete, Settled::EndTime, now);
     } else if passed(vanished, settings.readiness, now) && record.state != State::Error {
         record.enter(State::Error, now);

@@ -1,0 +1,55 @@
+//! Responses of the maintenance APIs of clouds, in parts separated by a line `---`: a page of Google's
+//! log, one of Google's instances and one of OCI's events (JSON), and one of EC2's events (XML).
+
+use clouds::aws::instance_status;
+use clouds::gcp::entries::Entries;
+use clouds::gcp::instances::Instances;
+use clouds::oci::events::Events;
+use clouds::{Announced, Told};
+use jiff::Timestamp;
+
+/// Panics if a parser breaks an invariant on this input.
+pub fn run(text: &str) {
+    let mut parts = text.split("\n---\n");
+    let mut next = || parts.next().unwrap_or_default().as_bytes();
+    // Some time of the seeds.
+    let now = Timestamp::from_second(1_772_323_200).expect("a time");
+    if let Ok(page) = Entries::parse(next(), now) {
+        announced(&page.announced, "gcp");
+        for one in &page.announced {
+            let notice = &one.notice;
+            assert!(notice.updated.is_some(), "{notice:?}");
+            assert!(!notice.phase.is_open() || notice.end.is_none_or(|end| end >= now));
+        }
+    }
+    if let Ok(page) = Instances::parse(next()) {
+        announced(&page.announced, "gcp");
+        assert!(page.odd >= page.unseen.len() as u64);
+    }
+    if let Ok(page) = Events::parse(next()) {
+        announced(&page.announced, "oci");
+        assert!(page.odd >= page.unseen.len() as u64);
+        assert!(
+            page.announced
+                .iter()
+                .all(|one| one.notice.updated.is_none())
+        );
+    }
+    let mut told = Told::default();
+    match instance_status::read(next(), &mut told) {
+        Ok(_) => {
+            announced(&told.announced, "aws");
+            assert!(told.odd >= told.unseen.len() as u64);
+        }
+        Err(what) => assert!(!what.is_empty()),
+    }
+}
+
+/// Checks what holds for the notices of every cloud: the caller finds the node by the instance.
+fn announced(announced: &[Announced], provider: &str) {
+    for Announced { instance, notice } in announced {
+        assert!(!instance.names().is_empty(), "{notice:?}");
+        assert_eq!((&*notice.node, &*notice.provider), ("", provider));
+        assert!(!notice.resource.1.is_empty(), "{notice:?}");
+    }
+}
