@@ -20,8 +20,9 @@ mod burst;
 mod chart;
 #[path = "e2e/checks.rs"]
 mod checks;
-#[path = "e2e/collect.rs"]
+#[path = "e2e/cloud_apis.rs"]
 mod cloud_apis;
+#[path = "e2e/collect.rs"]
 mod collect;
 #[path = "e2e/commands.rs"]
 mod commands;
@@ -69,6 +70,8 @@ mod leader;
 mod ledger;
 #[path = "e2e/machines.rs"]
 mod machines;
+#[path = "e2e/maintenance_requests.rs"]
+mod maintenance_requests;
 #[path = "e2e/metadata_service.rs"]
 mod metadata_service;
 #[path = "e2e/monitoring.rs"]

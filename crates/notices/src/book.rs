@@ -252,7 +252,13 @@ impl Book {
     fn report(&mut self, node: impl Fn(&str) -> Option<NodeState>, most: usize) -> Vec<Report> {
         let mut gravest: BTreeMap<&str, &Record> = BTreeMap::new();
         for record in self.records.iter().filter(|one| !one.state.is_last()) {
-            let rank = |one: &Record| (one.out_since.is_none(), one.start);
+            // A second source of the same maintenance is no new report of a node that is out.
+            let reported = self.reported.get(&record.node).and_then(Option::as_ref);
+            let is_new = |one: &Record| reported.is_none_or(|reported| reported.id != one.id);
+            let rank = |one: &Record| match one.out_since {
+                Some(_) => (false, is_new(one), one.start),
+                None => (true, false, one.start),
+            };
             let held = gravest.entry(&record.node).or_insert(record);
             if rank(record) < rank(held) {
                 *held = record;

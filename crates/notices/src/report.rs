@@ -19,7 +19,7 @@ pub(crate) struct Reported {
     /// True if the node is to be out of service.
     pub(crate) fatal: bool,
     /// Id of the record.
-    id: String,
+    pub(crate) id: String,
     provider: String,
     kind: Kind,
     resource: (String, String),

@@ -496,3 +496,23 @@ fn the_book_remembers_when_a_source_was_asked_and_forgets_one_that_is_asked_no_l
     world.now = 82;
     assert_eq!(world.step(), ["n healthy"]);
 }
+
+#[test]
+fn a_second_source_of_a_maintenance_is_no_second_report() {
+    let mut book = Book::default();
+    let settings = SETTINGS;
+    let told = |start| Reading {
+        notices: vec![notice(Phase::Scheduled, Some(start))],
+        complete: true,
+        ..Reading::default()
+    };
+    let mut look = |source: &str, reading: &Reading, minute| {
+        book.read(source, reading, at(minute));
+        let node = |_: &str| Some(NodeState::default());
+        book.step(node, &settings, 10, at(minute)).len()
+    };
+    assert_eq!(look("first", &told(5), 0), 1);
+    // One that is a little earlier, and one that is later.
+    assert_eq!(look("second", &told(4), 0), 0);
+    assert_eq!(look("third", &told(6), 0), 0);
+}

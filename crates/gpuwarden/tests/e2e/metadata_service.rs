@@ -17,7 +17,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::{ControlPlane, Launch, Product, Version, binary, skip, unique, wait_for};
+use testkit::{ControlPlane, Launch, Private, Product, Version, binary, skip, unique, wait_for};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{SOON, own_port};
@@ -62,6 +62,7 @@ struct Machine {
     node: String,
     // The processes in it end first.
     _namespace: Namespace,
+    _plane: Private,
 }
 
 // === impl Namespace ===
@@ -240,6 +241,7 @@ impl Machine {
             pods: Api::default_namespaced(client),
             node,
             _namespace: namespace,
+            _plane: plane,
         }))
     }
 

@@ -146,6 +146,10 @@ fn settings(
             "slices",
             validation.is_some_and(ValidationConfiguration::reads_slices),
         ),
+        (
+            "requests",
+            acts && act.maintenance.as_ref().is_some_and(|it| it.requests),
+        ),
         ("labels", labels.is_some()),
         (
             "label-slices",

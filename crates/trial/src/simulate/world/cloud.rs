@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use contract::{HealthEvent, RecommendedAction, keys};
 use jiff::{SignedDuration, Timestamp};
 use model::event::normalise;
-use notices::{Book, Kind, NodeState, Notice, Phase, Reading, Report, Settings};
+use notices::{Book, Kind, NodeState, Notice, Phase, Reading, Report, Settings, State};
 
 use super::super::happening::{Broken, CloudTurn, NODES};
 use super::super::node::name;
@@ -151,7 +151,10 @@ impl World {
     /// Returns true while the monitor waits for a time, and no notice is left.
     pub(in crate::simulate) fn awaits_end_of_maintenance(&self) -> bool {
         let mut records = self.cloud.book.records().iter();
-        let waits = records.any(|record| !record.state.is_last());
+        let waits = records.any(|record| {
+            let asks_a_person = record.state == State::Error;
+            !record.state.is_last() && !asks_a_person
+        });
         self.cloud.plans.is_empty() && (waits || self.cloud.book.takes_over())
     }
 
