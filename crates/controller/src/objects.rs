@@ -121,7 +121,7 @@ impl Objects {
             nodes: cluster.known_nodes(),
             cluster,
             metrics: ObjectMetrics::registered(&frame.metrics),
-            reporter: Reporter::new(&MONITOR, frame),
+            reporter: Reporter::new(&MONITOR, frame).optional(),
             policies,
             store,
             writes,
@@ -300,14 +300,14 @@ impl Objects {
                 detail.push_str(&format!("; cannot see {watched} (for {policies}): {why}"));
             }
         }
-        // A kind that cannot be seen is no reason to take the other monitors' events elsewhere.
-        if watches > 0 && self.blind.len() == watches {
-            self.reporter.cannot_see(&detail);
+        let state = if !self.blind.is_empty() {
+            SourceState::Failing
         } else if waits {
-            self.reporter.show(SourceState::CatchingUp, &detail);
+            SourceState::CatchingUp
         } else {
-            self.reporter.show(SourceState::Following, &detail);
-        }
+            SourceState::Following
+        };
+        self.reporter.show(state, &detail);
     }
 
     /// Starts to write the annotations that differ from the states.

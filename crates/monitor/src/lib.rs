@@ -159,6 +159,14 @@ where
         self
     }
 
+    /// Lets the process be ready while the monitor cannot see its source.
+    #[must_use]
+    pub fn optional(mut self) -> Self {
+        let name = self.monitor.name;
+        self.source = (self.frame.sources).add_optional(name, "", self.now());
+        self
+    }
+
     /// Returns true if an earlier process has left a state.
     pub fn remembers(&self) -> bool {
         self.remembers
