@@ -202,7 +202,7 @@ fn policies_over_objects_are_checked_and_tested() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/objects.toml");
     let (code, out, err) = gpuwarden(&["objects", "test", example], "");
     assert_eq!(code, Some(0), "{out}{err}");
-    assert!(out.contains("4 passed, 0 failed"), "{out}");
+    assert!(out.contains("8 passed, 0 failed"), "{out}");
     let (code, out, _) = gpuwarden(&["objects", "lint", example], "");
     assert_eq!(code, Some(0), "{out}");
     // An example whose node never counts fails its tests.
@@ -215,7 +215,7 @@ fn policies_over_objects_are_checked_and_tested() {
     let (code, out, _) = gpuwarden(&["objects", "test", changed, &tests], "");
     assert_eq!(code, Some(1), "{out}");
     assert!(
-        out.contains("FAIL") && out.contains("3 passed, 1 failed"),
+        out.contains("FAIL") && out.contains("6 passed, 2 failed"),
         "{out}"
     );
     for (to, code, part) in [
