@@ -12,6 +12,7 @@ mod peers;
 mod release;
 mod running;
 
+use controller::objects::ObjectsSource;
 use model::shell;
 use runtime::logging::chain;
 use serde::Serialize;
@@ -64,6 +65,7 @@ struct Installation {
     act: Option<ActSettings>,
     ingest: Option<IngestSettings>,
     labels: Option<LabelSettings>,
+    objects: Option<ObjectsSource>,
     delivery: Option<DeliverySettings>,
     /// True if the role acts only while it holds the Lease.
     leader_elect: bool,
@@ -234,6 +236,7 @@ impl Installation {
             act: None,
             ingest: None,
             labels: None,
+            objects: None,
             delivery: None,
             leader_elect: false,
         }
@@ -266,6 +269,7 @@ impl From<ControllerSettings> for Installation {
             act: Some(settings.act),
             ingest: Some(settings.ingest),
             labels: settings.labels,
+            objects: settings.objects,
             leader_elect: settings.leader_elect,
             ..Self::new("controller", settings.process)
         }
@@ -305,6 +309,7 @@ mod tests {
             include_str!("doctor/actors.rs"),
             include_str!("doctor/gpus.rs"),
             include_str!("doctor/in_cluster.rs"),
+            include_str!("doctor/in_cluster/objects.rs"),
             include_str!("doctor/machine.rs"),
             include_str!("doctor/peers.rs"),
             include_str!("doctor/release.rs"),

@@ -1,6 +1,8 @@
 //! Checks of the cluster: connection, version, clock, permissions, this machine's node, and what
 //! gpuwarden reads there.
 
+mod objects;
+
 use std::collections::BTreeSet;
 
 use analysis::{NodePlaces, Rule, RulesText};
@@ -64,6 +66,11 @@ pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
             // Everybody may list what the cluster serves; the other checks report the error.
             Err(_) => {}
         }
+    }
+    if let Some(source) = &installation.objects {
+        let (found, more) = objects::check(&cluster, source).await;
+        findings.extend(found);
+        needs.extend(more);
     }
     findings.extend(permissions(&cluster, &needs).await);
     if needs::issues_certificate(installation) {

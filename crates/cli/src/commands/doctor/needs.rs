@@ -12,6 +12,7 @@ use maintenance::janitor::{Action, ProviderPlace};
 use maintenance::validation_request::ValidationConfiguration;
 use model::attempt::ResourceKind;
 use model::shell;
+use objects::Watched;
 
 use super::Installation;
 use crate::settings::{ActSettings, Mode, ServerCertificate, Transport};
@@ -65,6 +66,38 @@ pub(super) fn of_remediation(mode: Mode, kind: &ResourceKind, resource: String) 
         namespace: kind.namespace.clone(),
         verbs: vec!["get", "list", "watch", "create", "delete"],
         why: "without it nodes are not drained, or not remediated, by it",
+        ..Need::default()
+    })
+}
+
+/// Returns the need of policies over objects that the cluster calls `resource`.
+pub(super) fn of_objects(watched: &Watched, resource: String) -> Need {
+    Need {
+        name: format!("objects-{resource}"),
+        group: watched.kind.group.clone(),
+        resource,
+        namespace: watched.namespace.clone(),
+        verbs: vec!["list", "watch"],
+        why: "without it the policies of --objects that read this kind find nothing",
+        ..Need::default()
+    }
+}
+
+/// Returns the need of policies over objects in a `ConfigMap`.
+pub(super) fn of_objects_map(place: &TextPlace) -> Option<Need> {
+    let TextPlace::ConfigMap {
+        namespace, name, ..
+    } = place
+    else {
+        return None;
+    };
+    Some(Need {
+        name: "objects".to_owned(),
+        resource: "configmaps".to_owned(),
+        namespace: Some(namespace.clone()),
+        objects: vec![name.clone()],
+        verbs: vec!["list", "watch"],
+        why: "without it there are no policies over objects, and none is watched",
         ..Need::default()
     })
 }

@@ -284,6 +284,39 @@ fn who_writes_on_pods_may_go_without() {
 }
 
 #[test]
+fn policies_over_objects_need_to_list_and_watch_what_they_read() {
+    let preset = objects::presets::find("operators").unwrap();
+    let policies = objects::parse(preset.text, preset.name).unwrap().policies;
+    let monitor = objects::ObjectMonitor::new(policies);
+    let needs = monitor.watched();
+    let needs: Vec<Need> = needs
+        .map(|(watched, _)| of_objects(watched, "pods".to_owned()))
+        .collect();
+    assert_eq!(
+        described(&needs),
+        [
+            "list, watch pods in gpu-operator",
+            "list, watch pods in network-operator",
+            "list, watch pods in nvidia-network-operator",
+        ]
+    );
+    assert!(needs.iter().all(|need| !need.may_lack));
+    let events = Watched {
+        kind: objects::Kind::new("events.k8s.io/v1", "Event"),
+        namespace: None,
+    };
+    let grant = of_objects(&events, "events".to_owned()).grant("ops");
+    assert!(
+        grant.starts_with(
+            "kubectl create clusterrole gpuwarden-objects-events --verb=list,watch \
+             --resource=events.events.k8s.io && "
+        ),
+        "{grant}"
+    );
+    assert_eq!(of_objects_map(&TextPlace::File("/p".into())), None);
+}
+
+#[test]
 fn each_row_of_the_table_is_complete_and_of_a_setting() {
     let all = run(|_| ());
     let mut names = std::collections::BTreeSet::new();

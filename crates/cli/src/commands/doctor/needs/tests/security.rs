@@ -126,6 +126,18 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
         &some_rows(&["labels", "label-slices"], &acts),
         &[],
     );
+    let pods = Watched {
+        kind: objects::Kind::new("v1", "Pod"),
+        namespace: None,
+    };
+    add("`--objects`", &[of_objects(&pods, "pods".into())], &[]);
+    let map = TextPlace::ConfigMap {
+        namespace: "policies".into(),
+        name: "name".into(),
+        key: "key".into(),
+    };
+    let map = of_objects_map(&map).into_iter().collect::<Vec<_>>();
+    add("`--objects configmap:`", &map, &[]);
     let provides = some_rows(&["reboot-jobs", "tokens"], &acts);
     add("`janitor-provider`", &provides, &[]);
     assert_eq!(table(), expected, "\n{}", expected.join("\n"));
