@@ -240,6 +240,11 @@ projected:
 {{- $_ := merge $set (dict "ASSUME_DRIVER_INSTALLED" (toString .assumeDriverInstalled) "ASSUME_DCGM_AVAILABLE" (toString .assumeDCGMAvailable) "REQUIRE_DCGM_READY_FOR_BOOTSTRAP" (toString .requireDCGMReadyForBootstrap)) }}
 {{- end }}
 {{- end }}
+{{- if .Values.objects.config }}
+{{- $_ := set $set "OBJECTS" (print $files "/objects.toml") }}
+{{- else if .Values.objects.preset }}
+{{- $_ := set $set "OBJECTS" (print "preset:" .Values.objects.preset) }}
+{{- end }}
 {{- range $name, $value := $set }}
 {{- if $value }}
 - {name: GPUWARDEN_{{ $name }}, value: {{ $value | quote }}}

@@ -49,6 +49,12 @@ TEXT "reference" MAP. A known map that is empty takes any keys. */}}
 {{- if and .Values.policy.config .Values.policy.preset }}
 {{- fail "\n\npolicy: set policy.config or policy.preset, not both\n" }}
 {{- end }}
+{{- if and .Values.objects.config .Values.objects.preset }}
+{{- fail "\n\nobjects: set objects.config or objects.preset, not both\n" }}
+{{- end }}
+{{- if and .Values.objects.resources (not .Values.objects.config) }}
+{{- fail "\n\nobjects.resources: they are the kinds of objects.config, which is empty; a preset needs none\n" }}
+{{- end }}
 {{- if and (eq .Values.agent.kernelLog "kmsg") (not .Values.agent.privileged) }}
 {{- fail "\n\nagent.kernelLog: only a privileged container may open /dev/kmsg; set agent.privileged too, or journal\n" }}
 {{- end }}
