@@ -352,7 +352,7 @@ pub(crate) async fn kubeconfig_of(
 }
 
 /// Runs the commands of a fix as administrator.
-async fn apply_fix(plane: &ControlPlane, fix: &Value) -> anyhow::Result<()> {
+pub(crate) async fn apply_fix(plane: &ControlPlane, fix: &Value) -> anyhow::Result<()> {
     for command in fix.as_str().unwrap_or_default().split(" && ") {
         let words = command.split(' ').map(|word| word.trim_matches('\''));
         plane.kubectl(words.skip(1)).await?;

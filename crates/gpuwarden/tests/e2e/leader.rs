@@ -13,7 +13,7 @@ use testkit::{ControlPlane, Launch, Options, Private, Product, Program, Version,
 use crate::support::{SOON, event, object, own_port, recovery, send, send_to, shape};
 
 /// Duration of a Lease, plus a poll of the standby, plus the delay of a very busy machine.
-const EXPIRY: Duration = Duration::from_secs(15 + 2 + SOON.as_secs());
+pub(crate) const EXPIRY: Duration = Duration::from_secs(15 + 2 + SOON.as_secs());
 /// Exit code of a controller that has lost the lead.
 const DEPOSED: Option<i32> = Some(3);
 
@@ -142,7 +142,7 @@ async fn leadership(product: &Product) -> Result<Value, String> {
 }
 
 /// Waits until a product leads and acts.
-async fn leads(product: &Product, limit: Duration) -> anyhow::Result<()> {
+pub(crate) async fn leads(product: &Product, limit: Duration) -> anyhow::Result<()> {
     product
         .wait_for("it to lead", limit, || async {
             let seen = leadership(product).await?;
@@ -156,7 +156,7 @@ async fn leads(product: &Product, limit: Duration) -> anyhow::Result<()> {
 }
 
 /// Waits until a product stands by for `leader`.
-async fn stands_by(product: &Product, leader: &Product) -> anyhow::Result<()> {
+pub(crate) async fn stands_by(product: &Product, leader: &Product) -> anyhow::Result<()> {
     let leader = leadership(leader).await.map_err(anyhow::Error::msg)?;
     let leader = leader["identity"].as_str().unwrap_or_default();
     product

@@ -9,6 +9,8 @@ use testkit::{ControlPlane, wait_for};
 use super::NAMESPACE;
 use super::release::Release;
 use crate::brake;
+use crate::doctor::one;
+use crate::monitoring::repository;
 use crate::support::{SOON, event, recovery, send_to, shape};
 
 /// A verb that a role permits.
@@ -270,6 +272,49 @@ async fn labelling_takes_and_uses_its_permissions() -> anyhow::Result<()> {
     release.rotated().await?;
     release.authority_returns().await?;
     check(&release.plane, "gpuwarden-controller", &[]).await
+}
+
+#[tokio::test]
+async fn watching_objects_takes_and_uses_its_permissions() -> anyhow::Result<()> {
+    let policies = repository("examples/objects.toml");
+    let policies = format!("objects.config={}", policies.display());
+    let more = [
+        "--set",
+        "objects.resources[0].resource=pods,objects.resources[1].group=events.k8s.io,\
+         objects.resources[1].resource=events,controller.extraArgs={--certificate-lifetime=10s}",
+        "--set-file",
+        &policies,
+    ];
+    let Some(release) = Release::start("127.77.1.9", &["observe"], &more).await? else {
+        return Ok(());
+    };
+    let followed = || async {
+        let status = release.controller.client(["status", "-o", "json"]).await;
+        let status = status.map_err(|error| error.to_string())?.stdout;
+        let status: Value = serde_json::from_str(&status).map_err(|error| error.to_string())?;
+        let mut sources = status["sources"].as_array().into_iter().flatten();
+        match sources.find(|source| source["name"] == "objects") {
+            Some(source) if source["state"] == "following" => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    let controller = &release.controller;
+    controller
+        .wait_for("the watches of objects", SOON, followed)
+        .await?;
+    release.fault(79).await?;
+    release.rotated().await?;
+    release.authority_returns().await?;
+    check(&release.plane, "gpuwarden-controller", &[]).await?;
+    let found = release.in_controller(&["doctor", "controller"]).await?;
+    let found = found.json(0)?;
+    let may = one(&found, "permissions")["what"].to_string();
+    assert!(
+        may.contains("list, watch pods; list, watch events"),
+        "{may}"
+    );
+    assert_eq!(one(&found, "objects")["result"], "ok", "{found:#}");
+    Ok(())
 }
 
 /// Returns a policy with a circuit breaker, whose `ConfigMap` gpuwarden writes.

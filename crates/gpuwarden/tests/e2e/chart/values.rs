@@ -8,7 +8,7 @@ use super::{Helm, LADDER, NAMESPACE, values_file};
 use crate::monitoring::repository;
 
 /// Wrong values, and the path and the hint of their refusal.
-const WRONG: [(&str, &str); 16] = [
+const WRONG: [(&str, &str); 20] = [
     (
         "quarantine.enabled=true,quarantine.dryRun=true,janitor.enabled=true",
         "janitor.enabled: a janitor has no dry run",
@@ -72,6 +72,22 @@ const WRONG: [(&str, &str); 16] = [
     (
         "janitor.enabled=true,janitor.config=[",
         "janitor.config is no YAML",
+    ),
+    (
+        "objects.preset=eks,objects.config=x",
+        "objects: set objects.config or objects.preset, not both",
+    ),
+    (
+        "objects.preset=eks,objects.resources[0].resource=pods",
+        "objects.resources: they are the kinds of objects.config, which is empty",
+    ),
+    (
+        "objects.config=x,objects.resources[0].group=apps",
+        "objects.resources: each kind needs its resource",
+    ),
+    (
+        "kubernetes-object-monitor.policies=x",
+        "kubernetes-object-monitor: use objects.config",
     ),
 ];
 
@@ -217,6 +233,76 @@ async fn the_values_of_the_adr_and_of_the_configuration_document_deploy_the_webh
     Ok(())
 }
 
+/// Returns the resources that the controller may list and watch in the whole cluster.
+fn watched(rendered: &str) -> Vec<String> {
+    let role = object(rendered, "ClusterRole", "gpuwarden-controller").unwrap();
+    let rules = role["rules"].as_array().unwrap().iter();
+    let lists = rules.filter(|rule| {
+        let verbs = texts(&rule["verbs"]);
+        ["list", "watch"]
+            .iter()
+            .all(|verb| verbs.contains(&(*verb).to_owned()))
+    });
+    lists
+        .flat_map(|rule| {
+            let groups = texts(&rule["apiGroups"]).into_iter();
+            groups.zip(texts(&rule["resources"]))
+        })
+        .map(|(group, resource)| format!("{group}/{resource}"))
+        .collect()
+}
+
+/// Returns the controller's setting of the policies over objects.
+fn objects_of(rendered: &str) -> Option<String> {
+    let controller = object(rendered, "Deployment", "gpuwarden-controller").unwrap();
+    let env = &controller["spec"]["template"]["spec"]["containers"][0]["env"];
+    let mut env = env.as_array().unwrap().iter();
+    let set = env.find(|one| one["name"] == "GPUWARDEN_OBJECTS")?;
+    Some(set["value"].as_str().unwrap().to_owned())
+}
+
+#[tokio::test]
+async fn policies_over_objects_are_set_with_the_permissions_for_their_kinds() -> anyhow::Result<()>
+{
+    let Some(helm) = Helm::of(None) else {
+        return Ok(());
+    };
+    let nothing = helm.template(&[]).await?;
+    assert_eq!(objects_of(&nothing), None);
+    assert_eq!(watched(&nothing), ["/nodes"]);
+
+    let schema = std::fs::read_to_string(repository("deploy/helm/gpuwarden/values.schema.json"))?;
+    let schema: Value = serde_json::from_str(&schema)?;
+    let listed = texts(&schema["properties"]["objects"]["properties"]["preset"]["enum"]);
+    let presets = objects::presets::PRESETS;
+    let names: Vec<&str> = presets.iter().map(|preset| preset.name).collect();
+    assert_eq!(listed[1..], names);
+    for preset in presets {
+        let value = format!("objects.preset={}", preset.name);
+        let rendered = helm.template(&["--set", &value]).await?;
+        let setting = objects_of(&rendered);
+        assert_eq!(setting, Some(format!("preset:{}", preset.name)));
+        let policies = objects::parse(preset.text, preset.name)?.policies;
+        let monitor = objects::ObjectMonitor::new(policies);
+        let kinds = monitor.watched().map(|(watched, _)| &watched.kind);
+        let kinds = kinds.map(|kind| format!("{}/{}s", kind.group, kind.kind.to_lowercase()));
+        let mut needed: Vec<String> = kinds.chain(["/nodes".to_owned()]).collect();
+        needed.sort_unstable();
+        needed.dedup();
+        assert_eq!(watched(&rendered), needed, "{}", preset.name);
+    }
+
+    let own = "objects.config=text,objects.resources[0].group=apps,\
+               objects.resources[0].resource=daemonsets,objects.resources[1].resource=pods";
+    let rendered = helm.template(&["--set", own]).await?;
+    let path = "/etc/gpuwarden/config/objects.toml".to_owned();
+    assert_eq!(objects_of(&rendered), Some(path));
+    let map = object(&rendered, "ConfigMap", "gpuwarden-controller").unwrap();
+    assert_eq!(map["data"]["objects.toml"], "text\n");
+    assert_eq!(watched(&rendered), ["/nodes", "apps/daemonsets", "/pods"]);
+    Ok(())
+}
+
 #[tokio::test]
 async fn an_agent_reaches_gpus_in_three_ways_and_takes_none() -> anyhow::Result<()> {
     let Some(helm) = Helm::of(None) else {
@@ -339,7 +425,8 @@ const MORE: [&str; 5] = [
     "agent.catalog=x,policy.config=x,analysis.rules=x,controller.persistence.enabled=true,\
      quarantine.enabled=true,\
      policy.deviceTaints=true,remediation.templates.a\\.yaml=b,\
-     labeler.enabled=true,labeler.config=x",
+     labeler.enabled=true,labeler.config=x,\
+     objects.config=x,objects.resources[0].resource=configmaps",
     "global.preflight.enabled=true,preflight.networkPolicy.namespaces[0]=default,\
      preflight.webhook.validateRequests=true,networkPolicy.apiServers[0]=192.0.2.0/28",
     "janitor.enabled=true,validation.enabled=true,validation.config=x,quarantine.enabled=true,\
