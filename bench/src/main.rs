@@ -14,6 +14,7 @@ mod gpus;
 mod labels;
 mod memory;
 mod nodes;
+mod objects;
 mod preflight;
 mod product;
 mod store;
@@ -57,7 +58,8 @@ struct Args {
     #[arg(long, default_value = "150,375,750", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(1..=10_000))]
     nodes: Vec<u16>,
-    /// Number of nodes of the cluster in `fleet` and `labels`, one cluster after the other.
+    /// Number of nodes of the cluster in `fleet` and `labels`, one cluster after the other, and of pods
+    /// in `objects`.
     #[arg(long, default_value = "1000,5000", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(1..=20_000))]
     fleet: Vec<u16>,
@@ -68,6 +70,9 @@ struct Args {
     /// Length of the measurement of each process by `fleet`, `labels` and `gpus` (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     seconds: u32,
+    /// Only watch the pods of a namespace, and keep them whole: the baseline of `objects`.
+    #[arg(long, hide = true, value_name = "NAMESPACE")]
+    whole: Option<String>,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -94,6 +99,8 @@ enum Benchmark {
     Memory,
     /// Nodes that are labelled per second, in clusters of `--fleet`, and the memory for it.
     Labels,
+    /// Memory and processor time of a policy over as many pods as `--fleet` says.
+    Objects,
     /// Time from an XID to the taint of its device.
     Taint,
     /// Cost of an agent with GPUs, of the job gate, and of many watchers of the Device API.
@@ -108,6 +115,10 @@ enum Benchmark {
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
+    if let Some(namespace) = &args.whole {
+        objects::watch_whole(&args, namespace).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut rows = Vec::new();
     let mut code = ExitCode::SUCCESS;
     for benchmark in Benchmark::value_variants() {
@@ -156,6 +167,7 @@ async fn run(benchmark: Benchmark, args: &Args, rows: &mut Vec<Figure>) -> anyho
         Benchmark::Fleet => fleet(args, rows).await?,
         Benchmark::Memory => memory::run(args, rows).await?,
         Benchmark::Labels => labels::run(args, rows).await?,
+        Benchmark::Objects => objects::run(args, rows).await?,
         Benchmark::Taint => taint::run(args, rows).await?,
         Benchmark::Gpus => rows.extend(gpus::run(args).await?),
         Benchmark::Preflight => preflight::run(args, rows).await?,
