@@ -20,8 +20,9 @@ mod burst;
 mod chart;
 #[path = "e2e/checks.rs"]
 mod checks;
-#[path = "e2e/collect.rs"]
+#[path = "e2e/cloud_apis.rs"]
 mod cloud_apis;
+#[path = "e2e/collect.rs"]
 mod collect;
 #[path = "e2e/commands.rs"]
 mod commands;
