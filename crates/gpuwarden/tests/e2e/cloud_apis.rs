@@ -35,7 +35,8 @@ impl Aws {
     /// Serves the APIs, and returns their URL.
     async fn serve(&self) -> anyhow::Result<String> {
         let aws = self.clone();
-        let answer = move |headers: HeaderMap, body: String| async move { aws.answer(&headers, &body) };
+        let answer =
+            move |headers: HeaderMap, body: String| async move { aws.answer(&headers, &body) };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}", listener.local_addr()?);
         tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
@@ -45,7 +46,10 @@ impl Aws {
     fn answer(&self, headers: &HeaderMap, body: &str) -> (StatusCode, String) {
         let state = self.0.lock().unwrap();
         if state.is_down {
-            return (StatusCode::SERVICE_UNAVAILABLE, "down for the test".to_owned());
+            return (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "down for the test".to_owned(),
+            );
         }
         let Some(target) = headers.get("x-amz-target") else {
             return (StatusCode::OK, instance_status(&state.instances));
@@ -56,10 +60,13 @@ impl Aws {
             "DescribeEvents" => {
                 let filter = &request["filter"];
                 let statuses = filter["eventStatusCodes"].as_array().unwrap();
-                let from = filter["lastUpdatedTimes"][0]["from"].as_i64().unwrap_or_default();
+                let from = filter["lastUpdatedTimes"][0]["from"]
+                    .as_i64()
+                    .unwrap_or_default();
                 let events = state.events.iter().map(|(event, _)| event);
                 let events = events.filter(|event| {
-                    statuses.contains(&event["statusCode"]) && event["lastUpdatedTime"].as_i64() >= Some(from)
+                    statuses.contains(&event["statusCode"])
+                        && event["lastUpdatedTime"].as_i64() >= Some(from)
                 });
                 json!({"events": events.collect::<Vec<_>>()})
             }
@@ -74,7 +81,10 @@ impl Aws {
 
     /// Announces the maintenance of an instance by Health.
     fn tells(&self, instance: &str, status: &str, start: SignedDuration) {
-        let (now, arn) = (Timestamp::now(), format!("arn:aws:health:::event/{instance}"));
+        let (now, arn) = (
+            Timestamp::now(),
+            format!("arn:aws:health:::event/{instance}"),
+        );
         let event = json!({
             "arn": arn, "eventTypeCode": "AWS_EC2_INSTANCE_REBOOT_MAINTENANCE_SCHEDULED", "statusCode": status,
             "startTime": (now + start).as_second(), "lastUpdatedTime": now.as_second(),
@@ -112,12 +122,18 @@ async fn until_apis(group: &Group, state: &str) -> anyhow::Result<()> {
     let are = || async {
         let status = group.shown(&["status"]).await?;
         let sources = status["sources"].as_array().into_iter().flatten();
-        let apis = sources.filter(|source| source["name"].as_str().is_some_and(|name| name.starts_with("aws-")));
+        let apis = sources.filter(|source| {
+            source["name"]
+                .as_str()
+                .is_some_and(|name| name.starts_with("aws-"))
+        });
         let states: Vec<&Value> = apis.map(|api| &api["state"]).collect();
         anyhow::ensure!(states == [state, state], "{}", status["sources"]);
         Ok(())
     };
-    (group.product).wait_for(&format!("the APIs to be {state}"), SOON, are).await
+    (group.product)
+        .wait_for(&format!("the APIs to be {state}"), SOON, are)
+        .await
 }
 
 /// Announces a maintenance by Health, which begins and ends; the end is told while the API fails.
@@ -168,7 +184,8 @@ async fn is_cancelled(group: &mut Group, aws: &Aws, node: &str) -> anyhow::Resul
 }
 
 #[tokio::test]
-async fn a_node_leaves_before_a_maintenance_that_aws_announces_and_returns_after_it() -> anyhow::Result<()> {
+async fn a_node_leaves_before_a_maintenance_that_aws_announces_and_returns_after_it()
+-> anyhow::Result<()> {
     // A control plane of its own: the product takes all nodes for instances.
     let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
         return Ok(());
@@ -183,13 +200,18 @@ async fn a_node_leaves_before_a_maintenance_that_aws_announces_and_returns_after
     std::fs::write(file.path(), config)?;
     let arrange = |launch: Launch| {
         let launch = launch.quarantine().option("--maintenance", file.path());
-        launch.env("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE").env("AWS_SECRET_ACCESS_KEY", "none")
+        launch
+            .env("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+            .env("AWS_SECRET_ACCESS_KEY", "none")
     };
     let mut group = Group::new(&plane, 2, |_, node| node.without_kubelet(), arrange).await?;
     let [first, second] = [0, 1].map(|number| group.names[number].clone());
     for (node, instance) in [(&first, "i-1"), (&second, "i-2")] {
         let provider = json!({"spec": {"providerID": format!("aws:///eu-west-1a/{instance}")}});
-        group.nodes.patch(node, &PatchParams::default(), &Patch::Merge(provider)).await?;
+        group
+            .nodes
+            .patch(node, &PatchParams::default(), &Patch::Merge(provider))
+            .await?;
     }
     begins_and_ends(&mut group, &aws, &first).await?;
     is_cancelled(&mut group, &aws, &second).await
