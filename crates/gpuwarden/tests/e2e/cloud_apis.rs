@@ -165,7 +165,8 @@ async fn begins_and_ends(group: &mut Group, aws: &Aws, node: &str) -> anyhow::Re
     group.until_out(&[]).await?;
     group.kill().await?;
     are(group, node, &["HEALTHY_TRIGGERED"]).await?;
-    was_out_once(group, node, &["announced", "fatal", "over"]).await
+    // The event that is open has another begin, which is reported.
+    was_out_once(group, node, &["announced", "fatal", "fatal", "over"]).await
 }
 
 /// Announces a maintenance by EC2, and cancels it.
