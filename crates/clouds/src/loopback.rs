@@ -122,6 +122,7 @@ impl Reply {
         }
     }
 
+    #[must_use]
     pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self

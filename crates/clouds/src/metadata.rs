@@ -1,7 +1,7 @@
 //! The metadata service of the machine, which announces the maintenance of this machine without
 //! credentials.
 //!
-//! - AWS: `events/maintenance/scheduled` and `history`, by IMDSv2.
+//! - AWS: `events/maintenance/scheduled` and `history`, by `IMDSv2`.
 //! - Azure: `scheduledevents`. The first request makes Azure announce events, at least 15 minutes
 //!   ahead for most.
 //! - GCP: `maintenance-event` and `upcoming-maintenance`. A machine that asks for the first gets a
@@ -24,7 +24,7 @@ use read::Machine;
 pub const ADDRESS: &str = "http://169.254.169.254";
 /// Most notices of a machine. A document with more is not understood.
 pub const MAX_NOTICES: usize = 100;
-/// Life of a token of IMDSv2 (seconds).
+/// Life of a token of `IMDSv2` (seconds).
 const TOKEN_LIFE: u64 = 6 * 60 * 60;
 /// Part of that life after which a token is renewed.
 const TOKEN_USE: Duration = Duration::from_secs(TOKEN_LIFE / 2);
@@ -60,7 +60,7 @@ pub struct MetadataService {
     http: Http,
     /// Id of the machine, once it is read.
     id: Option<String>,
-    /// Token of IMDSv2, and the time when it was issued.
+    /// Token of `IMDSv2`, and the time when it was issued.
     token: Option<(String, Instant)>,
 }
 
@@ -189,7 +189,7 @@ impl MetadataService {
         ))
     }
 
-    /// Reads a path. A token of IMDSv2 that is refused is renewed, once.
+    /// Reads a path. A token of `IMDSv2` that is refused is renewed, once.
     async fn get(&mut self, path: &str) -> Result<Response, Failure> {
         if self.provider != Provider::Aws {
             return self.http.ask(self.request(Method::GET, path)).await;

@@ -28,7 +28,7 @@ use jiff::Timestamp;
 use model::node::NodeView;
 use monitor::{Frame, Monitor, Reporter};
 use notices::{Book, MaintenanceConfig, NodeState, Record, Report, node_object};
-use runtime::metrics::Description;
+use runtime::metrics::{Description, Metrics};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -46,6 +46,12 @@ const MOST_REPORTS: usize = 1_000;
 /// Returns the descriptions of the metrics of the monitor beside those of every monitor.
 pub(crate) fn described_metrics() -> Vec<Description> {
     MaintenanceMetrics::described()
+}
+
+/// Shows that there is no maintenance, where no monitor runs: an alert on a missing metric knows no
+/// configuration.
+pub fn show_none(metrics: &Metrics) {
+    MaintenanceMetrics::new(metrics);
 }
 
 static MONITOR: Monitor = Monitor {
@@ -156,7 +162,7 @@ impl MaintenanceMonitor {
         });
         book.read(node_object::SOURCE, &reading, now);
         self.apis
-            .take(&mut book, nodes.iter().map(AsRef::as_ref), now);
+            .take(&mut book, &nodes.iter().map(AsRef::as_ref), now);
         // A fault of an earlier book ends if no notice is about its node, which only all sources
         // know. One that stays blind does not keep nodes out for ever.
         let is_late = now.duration_since(begun) >= self.config.settings.readiness;

@@ -121,6 +121,9 @@ impl Acting<'_> {
         });
         let fleet = handles.view.clone();
         let maintenance = self.settings.maintenance.clone().zip(for_maintenance);
+        if maintenance.is_none() {
+            controller::maintenance::show_none(&self.metrics);
+        }
         let maintenance = maintenance.map(|(config, cluster)| {
             let frame = Frame {
                 node_name: self.name.to_owned(),
@@ -134,7 +137,8 @@ impl Acting<'_> {
             };
             let machines = self.machines.clone();
             let fleet = fleet.clone();
-            MaintenanceMonitor::new(*config, cluster, mode.writes(), machines, fleet, frame)
+            let writes = mode.writes();
+            MaintenanceMonitor::new(*config, cluster, writes, machines, fleet, frame)
         });
         let requests = (self.settings.maintenance.as_ref())
             .filter(|config| config.requests && mode.writes())

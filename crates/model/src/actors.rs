@@ -174,20 +174,20 @@ mod tests {
 
     use super::*;
 
-    fn node(metadata: Value, taints: Value) -> NodeView {
+    fn node(metadata: &Value, taints: &Value) -> NodeView {
         let object = json!({"metadata": metadata, "spec": {"taints": taints}});
         NodeView::from_object(object).unwrap()
     }
 
     #[test]
     fn each_program_is_recognised_by_its_mark_alone() {
-        let bare = node(json!({"name": "n"}), json!([]));
+        let bare = node(&json!({"name": "n"}), &json!([]));
         assert_eq!(at_work(&bare), []);
         for actor in ACTORS {
             let marked = match actor.mark {
                 Mark::Taint(key) => node(
-                    json!({"name": "n"}),
-                    json!([{"key": key, "effect": "NoSchedule"}]),
+                    &json!({"name": "n"}),
+                    &json!([{"key": key, "effect": "NoSchedule"}]),
                 ),
                 Mark::Label(key, quiet) | Mark::Annotation(key, quiet) => {
                     let kind = match actor.mark {
@@ -195,12 +195,12 @@ mod tests {
                         _ => "annotations",
                     };
                     for value in quiet {
-                        let quiet = node(json!({"name": "n", kind: {key: value}}), json!([]));
+                        let quiet = node(&json!({"name": "n", kind: {key: value}}), &json!([]));
                         assert_eq!(at_work(&quiet), [], "{key}={value}");
                     }
                     node(
-                        json!({"name": "n", kind: {key: "drain-required"}}),
-                        json!([]),
+                        &json!({"name": "n", kind: {key: "drain-required"}}),
+                        &json!([]),
                     )
                 }
             };
@@ -214,7 +214,7 @@ mod tests {
             {"key": "DeletionCandidateOfClusterAutoscaler", "effect": "PreferNoSchedule"},
             {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"},
         ]);
-        let found = at_work(&node(json!({"name": "n"}), taints));
+        let found = at_work(&node(&json!({"name": "n"}), &taints));
         let shown: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert_eq!(
             shown,

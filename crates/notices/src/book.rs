@@ -112,12 +112,14 @@ impl Book {
         for node in open.iter().filter(|node| is_strange(node)) {
             self.strange.entry((*node).to_owned()).or_insert(now);
         }
-        let is_due = |_: &String, since: &mut Timestamp| now.duration_since(*since) >= STRANGE;
-        let due: Vec<String> = (self.strange.extract_if(.., is_due))
-            .map(|(node, _)| node)
-            .collect();
-        self.reported
-            .extend(due.into_iter().map(|node| (node, None)));
+        let reported = &mut self.reported;
+        self.strange.retain(|node, since| {
+            let is_due = now.duration_since(*since) >= STRANGE;
+            if is_due {
+                reported.insert(node.clone(), None);
+            }
+            !is_due
+        });
     }
 
     /// Returns whether there are open faults that wait to be taken over.

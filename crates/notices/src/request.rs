@@ -2,8 +2,8 @@
 //!
 //! The contract is that of NVSentinel's lifecycle manager (group `nvsentinel.dgxc.nvidia.com`,
 //! version `v1`, cluster-scoped): finalizer, condition `HealthEventEmitted`, agent, ids and metadata
-//! of the events. Its fault that a crash between the event and the condition leaves the fault open for
-//! ever is mended: a deletion always ends what the object may have opened.
+//! of the events. There, a crash between the event and the condition leaves the fault open for ever;
+//! here a deletion always ends what the object may have opened.
 
 use contract::{BehaviourOverrides, EVENT_VERSION, HealthEvent, RecommendedAction, json};
 use serde_json::{Value, json};
@@ -84,9 +84,10 @@ impl Request {
     pub fn step<'a>(&self, others: impl IntoIterator<Item = &'a Self>) -> Step {
         let is_held = self.finalizers.iter().any(|one| one == FINALIZER);
         if self.deleted {
-            return match is_held {
-                true => Step::Close(self.closing().map(Box::new)),
-                false => Step::Wait,
+            return if is_held {
+                Step::Close(self.closing().map(Box::new))
+            } else {
+                Step::Wait
             };
         }
         let event = match &self.event {

@@ -490,7 +490,7 @@ fn the_book_remembers_when_a_source_was_asked_and_forgets_one_that_is_asked_no_l
         (polled(&world), world.book.records()[0].vanished),
         (Some(at(79)), None)
     );
-    // Its notices are settled as those that are gone.
+    // Notices of a source that is asked no longer are settled as those that are gone.
     world.book.keep(&["other"].into(), at(81));
     assert_eq!(polled(&world), None);
     world.now = 82;

@@ -11,7 +11,7 @@ const EVENTS: &str = r#"{"Events": [{"EventId": "A", "EventType": "Reboot",
     "DurationInSeconds": 60}]}"#;
 const NONE: &str = r#"{"Events": []}"#;
 
-/// A reporter of a machine in Azure, and what it says to whom.
+/// A reporter of a machine in Azure, with its cloud and its controller.
 struct World {
     reporter: MaintenanceReporter,
     last: LastReport,

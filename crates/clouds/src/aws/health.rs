@@ -2,7 +2,7 @@
 //!
 //! `DescribeEvents` lists the events, `DescribeEventDetails` has their text, `DescribeAffectedEntities` their
 //! instances. A poll asks for everything that is open or upcoming, so that nothing that holds now can be
-//! missed, and for what was closed since the last poll that succeeded. The API needs a paid support plan; without
+//! missed, and for events closed since the last poll that succeeded. The API needs a paid support plan; without
 //! it, it answers `SubscriptionRequiredException`.
 //!
 //! Reference: AWS Health API Reference, 2016-08-04.
@@ -90,7 +90,7 @@ struct Found {
     odd: u64,
 }
 
-/// Asks for everything that holds now, and for what was closed since `since`.
+/// Asks for everything that holds now, and for events closed since `since`.
 pub(super) async fn poll(
     client: &mut Client,
     service: &Service,

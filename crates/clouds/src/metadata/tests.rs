@@ -129,7 +129,7 @@ async fn a_failure_says_what_failed() {
         (Reply::new(500, "try later"), "status 500: try later"),
         (Reply::new(200, "<html>"), "the response is not understood"),
         (
-            Reply::new(200, format!("[{}]", vec!["null"; 7].join(","))),
+            Reply::new(200, format!("[{}]", ["null"; 7].join(","))),
             "the response is not understood",
         ),
     ];

@@ -120,7 +120,7 @@ impl Apis {
     pub(super) fn take<'a>(
         &mut self,
         book: &mut Book,
-        nodes: impl Iterator<Item = &'a NodeView> + Clone,
+        nodes: &(impl Iterator<Item = &'a NodeView> + Clone),
         now: Timestamp,
     ) {
         for api in self.sources.values() {
@@ -193,7 +193,7 @@ impl Apis {
 /// Runs the loops, until dropped.
 pub(super) async fn ask(pollers: Vec<Poller>) {
     future::join_all(pollers.into_iter().map(Poller::run)).await;
-    future::pending().await
+    future::pending::<()>().await;
 }
 
 // === impl Poller ===

@@ -1,7 +1,7 @@
 //! `MaintenanceRequest` objects, with a product that is killed after every step.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Options, Version};
@@ -30,7 +30,7 @@ impl Requests {
         let kind = GroupVersionKind::gvk("nvsentinel.dgxc.nvidia.com", "v1", "MaintenanceRequest");
         let resource = ApiResource::from_gvk_with_plural(&kind, "maintenancerequests");
         let requests: Api<DynamicObject> = Api::all_with(client, &resource);
-        let served = || async { requests.list(&Default::default()).await.map(drop) };
+        let served = || async { requests.list(&ListParams::default()).await.map(drop) };
         testkit::wait_for("the kind", SOON, || async {
             served().await.map_err(|error| error.to_string())
         })

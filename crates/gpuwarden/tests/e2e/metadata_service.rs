@@ -245,6 +245,21 @@ impl Machine {
         }))
     }
 
+    /// Boots the machine, whose kubelet then says for a while that it is ready.
+    async fn boots(&self) -> anyhow::Result<()> {
+        let now = Timestamp::now();
+        let ready = json!({
+            "type": "Ready", "status": "True", "reason": "Played", "message": "",
+            "lastHeartbeatTime": now, "lastTransitionTime": now,
+        });
+        let boot = json!({"status": {
+            "conditions": [ready], "nodeInfo": {"bootID": unique("boot")},
+        }});
+        let (params, boot) = (PatchParams::default(), Patch::Strategic(boot));
+        self.nodes.patch_status(&self.node, &params, &boot).await?;
+        Ok(())
+    }
+
     /// Waits until the last maintenance is in this state, and the node out of service or not.
     async fn until(&self, state: &str, is_out: bool) -> anyhow::Result<()> {
         let is = || async {
@@ -273,6 +288,7 @@ async fn azure_begins_once_the_node_is_drained_and_the_node_returns() -> anyhow:
         return Ok(());
     };
     let azure = machine.azure.clone();
+    machine.boots().await?;
     // A job that has to end before the node is drained.
     let pod = testkit::pod("default", "job").on(&machine.node);
     pod.create(&machine.pods.clone().into_client()).await?;
@@ -298,12 +314,7 @@ async fn azure_begins_once_the_node_is_drained_and_the_node_returns() -> anyhow:
     machine.until("MAINTENANCE_ONGOING", true).await?;
     // The machine is redeployed, and its agent with it.
     machine.agent.kill9()?;
-    let boot = json!({"status": {"nodeInfo": {"bootID": unique("boot")}}});
-    let (params, boot) = (PatchParams::default(), Patch::Strategic(boot));
-    machine
-        .nodes
-        .patch_status(&machine.node, &params, &boot)
-        .await?;
+    machine.boots().await?;
     azure.ends();
     machine.until("MAINTENANCE_ONGOING", true).await?;
     machine.agent = machine.launch.clone().spawn()?;

@@ -17,7 +17,7 @@ fn held(mut object: Value) -> Value {
     object
 }
 
-fn with(mut object: Value, condition: Value) -> Value {
+fn with(mut object: Value, condition: &Value) -> Value {
     object["status"] = json!({"conditions": [condition]});
     object
 }
@@ -51,7 +51,7 @@ fn a_request_is_held_opened_and_closed() {
     assert!(event.quarantine_overrides.unwrap().force && !event.is_fatal);
     model::event::validate(&event).unwrap();
 
-    let open = with(new.clone(), emitted());
+    let open = with(new.clone(), &emitted());
     assert_eq!(step(&open, &[]), Step::Wait);
     // Also where the condition was not written any more before the deletion.
     for mut deleted in [open, new] {
@@ -78,10 +78,10 @@ fn one_request_of_a_node_at_a_time() {
         (said["status"].as_str(), said["reason"].as_str()),
         (Some("False"), Some("Blocked"))
     );
-    assert_eq!(step(&with(second.clone(), said), &[&first]), Step::Wait);
+    assert_eq!(step(&with(second.clone(), &said), &[&first]), Step::Wait);
     assert!(matches!(step(&first, &[&second]), Step::Open(_)));
     // One that is open goes first, whatever its name.
-    let open = with(second, emitted());
+    let open = with(second, &emitted());
     assert!(matches!(step(&first, &[&open]), Step::Say(_)));
 }
 

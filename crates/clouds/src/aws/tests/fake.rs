@@ -167,7 +167,7 @@ impl State {
         Reply::new(200, body.to_string())
     }
 
-    /// Returns the events with these ARNs, of which the API takes ten.
+    /// Returns the events with these ARNs; the API takes ten at a time.
     fn named(&self, arns: &Value) -> Vec<&Value> {
         let arns = arns.as_array().unwrap();
         assert!((1..=10).contains(&arns.len()));

@@ -104,7 +104,7 @@ impl Parts {
         };
         assert!(self.answers.try_send(polled).is_ok());
         self.apis
-            .take(&mut self.book, self.nodes.iter(), at(second + 10));
+            .take(&mut self.book, &self.nodes.iter(), at(second + 10));
         self.apis.show(&self.book);
     }
 
