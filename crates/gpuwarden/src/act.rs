@@ -22,7 +22,6 @@ use maintenance::validation_request::ValidationConfiguration;
 use model::condition::{MessageLimits, Options};
 use model::mode::Mode;
 use model::position::Position;
-use monitor::{Frame, WINDOW};
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -125,16 +124,9 @@ impl Acting<'_> {
             controller::maintenance::show_none(&self.metrics);
         }
         let maintenance = maintenance.map(|(config, cluster)| {
-            let frame = Frame {
-                node_name: self.name.to_owned(),
-                state_dir: Some(self.process.data_dir.clone()),
-                boot: None,
-                window: WINDOW,
-                connector: self.intake.connector.clone(),
-                sources: self.sources.clone(),
-                metrics: self.metrics.clone(),
-                clock: CLOCK,
-            };
+            let connector = self.intake.connector.clone();
+            let (sources, metrics) = (&self.sources, &self.metrics);
+            let frame = parts::central_frame(self.name, self.process, connector, sources, metrics);
             let machines = self.machines.clone();
             let fleet = fleet.clone();
             let writes = mode.writes();

@@ -25,7 +25,7 @@ use controller::maintenance::MachineNotices;
 use controller::objects::{Objects, ObjectsConfig, ObjectsFollower, ObjectsSource};
 use controller::pods::PodDevices;
 use controller::quarantine::Owns;
-use monitor::{Frame, WINDOW};
+use monitor::Frame;
 use runtime::logging;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -206,16 +206,9 @@ impl<'a> Start<'a> {
         // Modes other than `act` write nothing about faults to the cluster.
         let writes = act.mode.writes();
         if let (Some(source), Some(cluster)) = (&settings.objects, &cluster) {
-            let frame = Frame {
-                node_name: self.host.to_owned(),
-                state_dir: Some(process.data_dir.clone()),
-                boot: None,
-                window: WINDOW,
-                connector: connector.clone(),
-                sources: self.sources.clone(),
-                metrics: metrics.clone(),
-                clock: CLOCK,
-            };
+            let reporting = connector.clone();
+            let frame =
+                parts::central_frame(self.host, process, reporting, &self.sources, &metrics);
             let store = store.identity();
             watch_objects(
                 source,

@@ -294,6 +294,26 @@ async fn open_network(
     Ok((listener, tls))
 }
 
+/// Returns the frame of a monitor that runs once for many nodes. `name` is the host or the node.
+pub(crate) fn central_frame(
+    name: &str,
+    process: &ProcessSettings,
+    connector: Connector,
+    sources: &Sources,
+    metrics: &Metrics,
+) -> Frame {
+    Frame {
+        node_name: name.to_owned(),
+        state_dir: Some(process.data_dir.clone()),
+        boot: None,
+        window: WINDOW,
+        connector,
+        sources: sources.clone(),
+        metrics: metrics.clone(),
+        clock: CLOCK,
+    }
+}
+
 /// Creates and starts the monitors of a node, which report to `connector`. One of them watches
 /// the reports of providers to the Device API.
 pub(crate) fn monitors(
@@ -306,14 +326,8 @@ pub(crate) fn monitors(
     tasks: &mut Tasks,
 ) -> anyhow::Result<GpuChannels> {
     let frame = Frame {
-        node_name: node.node_name.clone(),
-        state_dir: Some(process.data_dir.clone()),
         boot: Boot::current().ok(),
-        window: WINDOW,
-        connector,
-        sources: sources.clone(),
-        metrics: metrics.clone(),
-        clock: CLOCK,
+        ..central_frame(&node.node_name, process, connector, sources, metrics)
     };
     let catalog = Arc::new(cli::load_catalog(&node.catalog)?);
     let (driver, machine) = watch::channel(None);

@@ -91,7 +91,7 @@ fn gke(node: &NodeView) -> Result<Option<Notice>, Unseen> {
     if told.is_empty() && scheduled.is_none() {
         return Ok(None);
     }
-    let phase = gcp_phase(told);
+    let phase = gcp_phase(told).unwrap_or(Phase::Scheduled);
     let label = scheduled.map(|text| {
         let seconds = text.parse().ok();
         seconds.and_then(|seconds| Timestamp::from_second(seconds).ok())

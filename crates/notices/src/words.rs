@@ -42,14 +42,15 @@ impl Upcoming {
     }
 }
 
-/// Returns the progress for a status of GCP. An unknown one is a maintenance that is still to come.
-pub fn gcp_phase(status: &str) -> Phase {
-    match status {
+/// Returns the progress for a status of GCP; `None` for an unknown one.
+pub fn gcp_phase(status: &str) -> Option<Phase> {
+    Some(match status {
+        "PENDING" => Phase::Scheduled,
         "ONGOING" | "ACTIVE" => Phase::Ongoing,
         "COMPLETED" => Phase::Completed,
         "CANCELLED" | "CANCELED" => Phase::Cancelled,
-        _ => Phase::Scheduled,
-    }
+        _ => return None,
+    })
 }
 
 /// Returns the effect of an event of Azure by its type; `None` for an unknown one.
@@ -65,14 +66,16 @@ pub fn azure_kind(event_type: &str) -> Option<Kind> {
     })
 }
 
-/// Returns the effect of a scheduled event of EC2 by its code; an unknown one counts as a reboot.
+/// Returns the effect of a scheduled event of EC2 by its code and description; an unknown one counts
+/// as a reboot.
 ///
 /// <https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-instances-status-check_sched.html>
-pub fn ec2_kind(code: &str) -> Kind {
+pub fn ec2_kind(code: &str, description: &str) -> Kind {
     match code {
         "instance-stop" => Kind::Stop,
         // The hardware below it has failed, or will.
         "instance-retirement" => Kind::Replacement,
+        "system-maintenance" if description.to_lowercase().contains("network") => Kind::Network,
         _ => Kind::Reboot,
     }
 }

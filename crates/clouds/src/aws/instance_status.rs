@@ -4,7 +4,8 @@
 //! event that is over is shown for up to a week, with a prefix of its description.
 
 use jiff::Timestamp;
-use notices::{Kind, Notice, Phase};
+use notices::words::ec2_kind;
+use notices::{Notice, Phase};
 
 use super::client::{Client, Refused, Service};
 use super::xml::Element;
@@ -132,12 +133,7 @@ fn notice(instance: &str, event: &Element) -> Result<Notice, Odd> {
         _ => Phase::Scheduled,
     };
     let code = event.text_of("code");
-    let kind = match code {
-        "instance-retirement" => Kind::Replacement,
-        "instance-stop" => Kind::Stop,
-        "system-maintenance" if text.to_lowercase().contains("network") => Kind::Network,
-        _ => Kind::Reboot,
-    };
+    let kind = ec2_kind(code, text);
     let id = event.text_of("instanceEventId");
     let start = time(event.text_of("notBefore"))?;
     // An event of old has no id; the code and the begin distinguish it.

@@ -5,6 +5,7 @@
 //! <https://docs.cloud.google.com/compute/docs/instances/monitor-plan-host-maintenance-event>.
 
 use jiff::Timestamp;
+use notices::words::gcp_phase;
 use notices::{Kind, Notice, Phase};
 use serde::Deserialize;
 
@@ -30,13 +31,7 @@ impl Upcoming {
     /// Returns the phase that the status means; `None` if it is absent, or a word that is not
     /// known.
     pub(super) fn phase(&self) -> Option<Phase> {
-        match self.maintenance_status.as_str() {
-            "PENDING" => Some(Phase::Scheduled),
-            "ONGOING" | "ACTIVE" => Some(Phase::Ongoing),
-            "COMPLETED" => Some(Phase::Completed),
-            "CANCELLED" | "CANCELED" => Some(Phase::Cancelled),
-            _ => None,
-        }
+        gcp_phase(&self.maintenance_status)
     }
 
     /// Returns the notice. `number` is the id of the instance, `word` the status for people where

@@ -22,6 +22,8 @@ struct Ec2Event {
     event_id: String,
     code: String,
     #[serde(default)]
+    description: String,
+    #[serde(default)]
     state: String,
     not_before: String,
     #[serde(default)]
@@ -91,7 +93,7 @@ pub fn ec2(machine: Machine<'_>, document: &[u8]) -> Result<Vec<Notice>, String>
             ));
         }
         Ok(Notice {
-            kind: ec2_kind(&event.code),
+            kind: ec2_kind(&event.code, &event.description),
             phase,
             word: [event.code, event.state].join(" ").trim_end().to_owned(),
             event: event.event_id,
@@ -158,7 +160,7 @@ pub fn gcp(machine: Machine<'_>, event: &str, upcoming: &[u8]) -> Result<Option<
     let (start, end) = upcoming.window();
     let phase = match imminent {
         Some(_) => Phase::Ongoing,
-        None => gcp_phase(&upcoming.maintenance_status),
+        None => gcp_phase(&upcoming.maintenance_status).unwrap_or(Phase::Scheduled),
     };
     if phase == Phase::Scheduled && start.is_none() {
         return Err(format!(

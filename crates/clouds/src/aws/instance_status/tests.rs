@@ -1,3 +1,5 @@
+use notices::Kind;
+
 use super::*;
 
 const EVENT: &str = "

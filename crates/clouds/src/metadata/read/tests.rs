@@ -31,6 +31,8 @@ fn events_of_ec2_are_read() {
         {"NotBefore": "22 Jan 2026 09:00:00 GMT", "Code": "instance-retirement",
          "Description": "The instance is running on degraded hardware",
          "EventId": "instance-event-2", "State": "active", "NewKey": 1},
+        {"NotBefore": "22 Jan 2026 10:00:00 GMT", "Code": "system-maintenance",
+         "Description": "Network Maintenance", "EventId": "instance-event-5", "State": "active"},
         {"NotBefore": "20 Jan 2026 09:00:00 GMT", "Code": "instance-stop",
          "Description": "[Canceled] x", "EventId": "instance-event-3", "State": "canceled"},
         {"NotBefore": "", "Code": "x-new", "EventId": "instance-event-4", "State": "completed"}]"#;
@@ -43,6 +45,8 @@ fn events_of_ec2_are_read() {
              2026-01-21T09:00:43Z..2026-01-21T09:17:23Z false",
             "gpu-1 instance-event-2 aws/i-0abc replacement scheduled [instance-retirement active] \
              2026-01-22T09:00:00Z..- false",
+            "gpu-1 instance-event-5 aws/i-0abc network scheduled [system-maintenance active] \
+             2026-01-22T10:00:00Z..- false",
             "gpu-1 instance-event-3 aws/i-0abc stop cancelled [instance-stop canceled] \
              2026-01-20T09:00:00Z..- false",
             "gpu-1 instance-event-4 aws/i-0abc reboot completed [x-new completed] -..- false",
