@@ -1,12 +1,15 @@
 //! Responses of the maintenance APIs of clouds, in parts separated by a line `---`: a page of Google's
-//! log, one of Google's instances and one of OCI's events (JSON), and one of EC2's events (XML).
+//! log, one of Google's instances and one of OCI's events (JSON), one of EC2's events (XML), and a document
+//! of a metadata service (JSON).
 
 use clouds::aws::instance_status;
 use clouds::gcp::entries::Entries;
 use clouds::gcp::instances::Instances;
+use clouds::metadata::read::Machine;
 use clouds::oci::events::Events;
-use clouds::{Announced, Told};
+use clouds::{Announced, Told, metadata};
 use jiff::Timestamp;
+use notices::{Notice, Phase};
 
 /// Panics if a parser breaks an invariant on this input.
 pub fn run(text: &str) {
@@ -43,6 +46,32 @@ pub fn run(text: &str) {
         }
         Err(what) => assert!(!what.is_empty()),
     }
+    let (machine, document) = (
+        Machine {
+            node: "n",
+            id: "vm-1",
+        },
+        next(),
+    );
+    let of_gcp = metadata::read::gcp(machine, "NONE", document);
+    for read in [
+        metadata::read::ec2(machine, document),
+        metadata::read::azure(machine, document),
+        of_gcp.map(Vec::from_iter),
+    ] {
+        for notice in read.unwrap_or_default() {
+            assert_eq!(notice.node, "n");
+            // One without a begin takes its node out at once.
+            assert!(
+                notice.start.is_some() || notice.phase != Phase::Scheduled || of_azure(&notice)
+            );
+        }
+    }
+}
+
+/// Returns whether a notice is Azure's, where an event without a begin is about to take place.
+fn of_azure(notice: &Notice) -> bool {
+    notice.provider == "azure"
 }
 
 /// Checks what holds for the notices of every cloud: the caller finds the node by the instance.

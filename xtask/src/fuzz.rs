@@ -103,6 +103,8 @@ enum Target {
     Preflight,
     /// The configuration of remediation, a template, and the status of a custom resource.
     Remediation,
+    /// What clouds announce: pages of their APIs, and documents of metadata services.
+    Clouds,
 }
 
 /// Figures that a target prints at its end.

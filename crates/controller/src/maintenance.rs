@@ -66,7 +66,8 @@ pub struct MaintenanceMonitor {
     nodes: KnownNodes,
     machines: MachineNotices,
     fleet: watch::Receiver<Arc<FleetView>>,
-    /// Cluster in which nodes are marked whose maintenance may begin; `None` to mark none.
+    /// Cluster in which nodes are marked whose maintenance may begin; `None` if none may begin before
+    /// its time.
     marks: Option<Arc<Cluster>>,
     reporter: Reporter<Book>,
     records: watch::Sender<Arc<[Record]>>,

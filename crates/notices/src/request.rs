@@ -8,6 +8,12 @@
 use contract::{BehaviourOverrides, EVENT_VERSION, HealthEvent, RecommendedAction, json};
 use serde_json::{Value, json};
 
+/// API group of the objects.
+pub const GROUP: &str = "nvsentinel.dgxc.nvidia.com";
+/// Version of the group.
+pub const VERSION: &str = "v1";
+/// Resource: the plural in lower case.
+pub const PLURAL: &str = "maintenancerequests";
 /// Agent of the events.
 pub const AGENT: &str = "lifecycle-manager";
 /// Finalizer by which a deletion waits until the fault is closed.

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use cluster::Cluster;
 use fleet::view::FleetView;
 use model::node::NodeChange;
 use model::status::eviction::EvictionStatus;
-use notices::{Record, node_object};
+use notices::{Phase, Record, node_object};
 use runtime::logging::chain;
 
 use super::{MaintenanceMonitor, machines};
@@ -27,12 +28,13 @@ struct Mark {
 // === impl MaintenanceMonitor ===
 
 impl MaintenanceMonitor {
-    /// Marks the nodes whose maintenance may begin, and takes marks back once it is over. A patch
-    /// that fails is tried again at the next look.
+    /// Marks the nodes whose maintenance may begin, and takes marks back once it is over, or put off.
+    /// A patch that fails is tried again at the next look.
     pub(super) async fn let_begin(&mut self) {
-        if !self.config.begin_once_drained {
+        // A dry run lets nobody begin.
+        let Some(cluster) = self.marks.clone() else {
             return;
-        }
+        };
         let records = Arc::clone(&self.records.borrow());
         let fleet = Arc::clone(&self.fleet.borrow());
         let drained = drained(&fleet);
@@ -49,8 +51,11 @@ impl MaintenanceMonitor {
             record.source == node_object::SOURCE && record.provider == node_object::GCP
         };
         let marks = records.iter().filter(of_gke).filter_map(|record| {
-            let set = due(&record) && record.told_to_begin.is_none();
-            let take_back = record.told_to_begin.is_some() && record.state.is_over();
+            let was_told = record.told_to_begin.is_some();
+            let set = due(&record) && !was_told;
+            // One that is over, or whose node is in service again before its begin.
+            let has_begun = !record.state.is_over() && record.phase == Phase::Ongoing;
+            let take_back = was_told && !due(&record) && !has_begun;
             let is_here = (set || take_back) && self.nodes.get(&record.node).is_some();
             is_here.then(|| Mark {
                 id: record.id.clone(),
@@ -60,12 +65,12 @@ impl MaintenanceMonitor {
         });
         let marks: Vec<Mark> = marks.take(MOST_MARKS).collect();
         for mark in marks {
-            self.write(mark).await;
+            self.write(&cluster, mark).await;
         }
     }
 
-    async fn write(&mut self, mark: Mark) {
-        let (Some(cluster), Some(view)) = (&self.marks, self.nodes.get(&mark.node)) else {
+    async fn write(&mut self, cluster: &Cluster, mark: Mark) {
+        let Some(view) = self.nodes.get(&mark.node) else {
             return;
         };
         let value = mark.set.then(|| TRUE.to_owned());

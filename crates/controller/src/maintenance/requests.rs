@@ -12,7 +12,7 @@ use connector::{AcceptError, Caller, Connector};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use jiff::Timestamp;
 use model::event::mark_accepted;
-use notices::request::{FINALIZER, Request, Step, emitted, failed};
+use notices::request::{FINALIZER, GROUP, PLURAL, Request, Step, VERSION, emitted, failed};
 use runtime::logging::{Seldom, chain};
 use runtime::sources::{SourceHandle, SourceState, Sources};
 use serde_json::{Value, json};
@@ -204,7 +204,7 @@ impl MaintenanceRequests {
 }
 
 fn kind() -> ObjectKind {
-    ObjectKind::new("nvsentinel.dgxc.nvidia.com", "v1", "maintenancerequests")
+    ObjectKind::new(GROUP, VERSION, PLURAL)
 }
 
 /// Ignores that the object has changed meanwhile, or is gone: the watch tells it.

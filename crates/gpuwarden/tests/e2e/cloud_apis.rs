@@ -204,7 +204,7 @@ async fn a_node_leaves_before_a_maintenance_that_aws_announces_and_returns_after
             .env("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
             .env("AWS_SECRET_ACCESS_KEY", "none")
     };
-    let mut group = Group::new(&plane, 2, |_, node| node.without_kubelet(), arrange).await?;
+    let mut group = Group::new(&plane, 2, |_, node| node, arrange).await?;
     let [first, second] = [0, 1].map(|number| group.names[number].clone());
     for (node, instance) in [(&first, "i-1"), (&second, "i-2")] {
         let provider = json!({"spec": {"providerID": format!("aws:///eu-west-1a/{instance}")}});

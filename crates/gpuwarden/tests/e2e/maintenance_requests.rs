@@ -36,7 +36,7 @@ impl Requests {
         })
         .await?;
         Ok(Self {
-            group: Group::new(plane, 1, |_, node| node.without_kubelet(), launch).await?,
+            group: Group::new(plane, 1, |_, node| node, launch).await?,
             requests,
         })
     }

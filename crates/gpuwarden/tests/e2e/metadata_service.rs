@@ -206,8 +206,7 @@ impl Machine {
         let client = plane.client().await?;
         plane.namespace("gpuwarden").await?;
         let node = unique("e2e");
-        let created = testkit::node(&node).without_kubelet();
-        created.create(&client).await?;
+        testkit::node(&node).create(&client).await?;
         let azure = Azure::default();
         let answers = azure.clone();
         let service = Server::on(namespace.bind(format!("{SERVICE}:80"))?, move |asked| {
@@ -245,16 +244,9 @@ impl Machine {
         }))
     }
 
-    /// Boots the machine, whose kubelet then says for a while that it is ready.
+    /// Boots the machine.
     async fn boots(&self) -> anyhow::Result<()> {
-        let now = Timestamp::now();
-        let ready = json!({
-            "type": "Ready", "status": "True", "reason": "Played", "message": "",
-            "lastHeartbeatTime": now, "lastTransitionTime": now,
-        });
-        let boot = json!({"status": {
-            "conditions": [ready], "nodeInfo": {"bootID": unique("boot")},
-        }});
+        let boot = json!({"status": {"nodeInfo": {"bootID": unique("boot")}}});
         let (params, boot) = (PatchParams::default(), Patch::Strategic(boot));
         self.nodes.patch_status(&self.node, &params, &boot).await?;
         Ok(())

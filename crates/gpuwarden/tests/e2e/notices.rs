@@ -124,6 +124,17 @@ impl Cloud {
         self.was_out_once(&["fatal", "over"]).await
     }
 
+    /// Puts a maintenance off once it may begin: the node returns, and it may not begin any longer.
+    async fn puts_off(&mut self) -> anyhow::Result<()> {
+        let node = [self.node.clone()];
+        self.announces(SignedDuration::from_secs(50)).await?;
+        self.group.until_out(&node).await?;
+        self.may_begin(true).await?;
+        self.announces(SignedDuration::from_hours(2)).await?;
+        self.group.until_out(&[]).await?;
+        self.may_begin(false).await
+    }
+
     /// Takes a notice back after its begin, without a trace of the maintenance: a person has to say
     /// that it is over.
     async fn loses_sight(&mut self, plane: &ControlPlane) -> anyhow::Result<()> {
@@ -206,12 +217,13 @@ async fn a_node_leaves_before_its_maintenance_and_returns_after_it() -> anyhow::
         let launch = launch.quarantine().arg("--drain");
         launch.option("--maintenance", file.path())
     };
-    let group = Group::new(&plane, 3, |_, node| node.without_kubelet(), arrange).await?;
+    let group = Group::new(&plane, 3, |_, node| node, arrange).await?;
     let [first, second, third] = [0, 1, 2].map(|number| group.names[number].clone());
     let mut cloud = Cloud { group, node: first };
     cloud.brings_forward_and_reboots().await?;
     cloud.node = second;
     cloud.calls_off_an_emergency().await?;
     cloud.node = third;
+    cloud.puts_off().await?;
     cloud.loses_sight(&plane).await
 }

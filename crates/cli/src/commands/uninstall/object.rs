@@ -7,6 +7,7 @@ use maintenance::Maintenance;
 use maintenance::janitor::generic::OPERATION;
 use maintenance::validation_request;
 use model::ownership::Maker;
+use notices::request;
 use preflight::roster;
 use serde_json::{Value, json};
 
@@ -119,6 +120,9 @@ fn finalizer(group: &str, plural: &str) -> Option<&'static str> {
     if (group, plural) == (validation_request::GROUP, validation_request::PLURAL) {
         return Some(validation_request::FINALIZER);
     }
+    if (group, plural) == (request::GROUP, request::PLURAL) {
+        return Some(request::FINALIZER);
+    }
     Maintenance::of_resource(group, plural)?.finalizer()
 }
 
@@ -167,6 +171,7 @@ fn of_kind(name: &str, uid: &str, choice: Choice) -> Option<Verdict> {
         validation_request::VERSION,
         validation_request::PLURAL,
     ));
+    ours.push((request::GROUP, request::VERSION, request::PLURAL));
     let is_ours = |(group, _, plural): &(&str, &str, &str)| format!("{plural}.{group}") == name;
     if name != PREFLIGHT_CONFIGS && !ours.iter().any(is_ours) {
         return None;
@@ -266,6 +271,10 @@ mod tests {
         let person = judge(reset(json!({}), &finalizers));
         assert!(matches!(person, Verdict::Unmark(removal, Some(_)) if removal == untied));
         assert!(matches!(judge(reset(json!({}), &[])), Verdict::Left(_)));
+        let held = json!({"finalizers": ["other", request::FINALIZER]});
+        let held = by(&["gpuwarden", "kubectl"], held);
+        let verdict = of(request::GROUP, request::PLURAL, &held, Choice::default());
+        assert!(matches!(verdict, Some(Verdict::Unmark(..))), "{verdict:?}");
         // What is being deleted waits for our finalizer only.
         let mut going = reset(json!({keys::ATTEMPT: "e/1"}), &[]);
         going["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");

@@ -12,12 +12,13 @@ use crate::webhook::Webhook;
 
 /// Objects that stay: the custom resource definitions, by Helm's own rule and because NVSentinel
 /// uses them, and the namespace, which Helm never removes, with what each namespace has.
-const STAYS: [&str; 13] = [
+const STAYS: [&str; 14] = [
     "/api/v1/namespaces /gpuwarden is new",
     "/api/v1/configmaps gpuwarden/kube-root-ca.crt is new",
     "/api/v1/serviceaccounts gpuwarden/default is new",
     "/apis/apiextensions.k8s.io/v1/customresourcedefinitions /externalremediationrequests.nvsentinel.dgxc.nvidia.com is new",
     "/apis/apiextensions.k8s.io/v1/customresourcedefinitions /gpuresets.janitor.dgxc.nvidia.com is new",
+    "/apis/apiextensions.k8s.io/v1/customresourcedefinitions /maintenancerequests.nvsentinel.dgxc.nvidia.com is new",
     "/apis/apiextensions.k8s.io/v1/customresourcedefinitions /preflightconfigs.preflight.nvsentinel.nvidia.com is new",
     "/apis/apiextensions.k8s.io/v1/customresourcedefinitions /rebootnodes.janitor.dgxc.nvidia.com is new",
     "/apis/apiextensions.k8s.io/v1/customresourcedefinitions /terminatenodes.janitor.dgxc.nvidia.com is new",
