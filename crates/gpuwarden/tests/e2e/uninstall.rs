@@ -498,6 +498,7 @@ async fn a_second_run_finishes_what_was_killed_or_not_permitted() -> anyhow::Res
     let crds = [
         "externalremediationrequests.nvsentinel.dgxc.nvidia.com",
         "gpuresets.janitor.dgxc.nvidia.com",
+        "maintenancerequests.nvsentinel.dgxc.nvidia.com",
         "preflightconfigs.preflight.nvsentinel.nvidia.com",
         "rebootnodes.janitor.dgxc.nvidia.com",
         "terminatenodes.janitor.dgxc.nvidia.com",
