@@ -88,10 +88,13 @@ impl Request {
 
     /// Returns the next step. `others` are the requests that exist beside it.
     pub fn step<'a>(&self, others: impl IntoIterator<Item = &'a Self>) -> Step {
+        let before = others.into_iter().find(|other| other.is_before(self));
         let is_held = self.finalizers.iter().any(|one| one == FINALIZER);
         if self.deleted {
+            // One that waits has opened nothing, and its event would close the other's fault.
+            let waits = before.is_some_and(|other| !other.deleted);
             return if is_held {
-                Step::Close(self.closing().map(Box::new))
+                Step::Close(self.closing().filter(|_| !waits).map(Box::new))
             } else {
                 Step::Wait
             };
@@ -107,7 +110,6 @@ impl Request {
         if self.is_open() || self.condition.1 == FAILED {
             return Step::Wait;
         }
-        let before = others.into_iter().find(|other| other.is_before(self));
         if let Some(other) = before {
             let (node, name) = (&event.node_name, &other.name);
             let why = format!("the node {node} has the MaintenanceRequest {name} already");
@@ -124,7 +126,9 @@ impl Request {
     fn is_before(&self, other: &Self) -> bool {
         let node = |one: &Self| one.event.as_ref().map(|event| event.node_name.clone()).ok();
         let rank = |one: &Self| (!one.is_open(), one.created.clone(), one.name.clone());
-        node(self).is_some() && node(self) == node(other) && rank(self) < rank(other)
+        // A refused event holds no node.
+        let may_hold = node(self).is_some() && self.condition.1 != FAILED;
+        may_hold && node(self) == node(other) && rank(self) < rank(other)
     }
 
     fn say(&self, reason: &str, message: &str) -> Step {

@@ -80,6 +80,15 @@ fn one_request_of_a_node_at_a_time() {
     );
     assert_eq!(step(&with(second.clone(), &said), &[&first]), Step::Wait);
     assert!(matches!(step(&first, &[&second]), Step::Open(_)));
+    // The deletion of one that waits leaves the other's fault open.
+    let mut waiting = second.clone();
+    waiting["metadata"]["deletionTimestamp"] = json!("2026-01-02T00:00:00Z");
+    let open = with(first.clone(), &emitted());
+    assert_eq!(step(&waiting, &[&open]), Step::Close(None));
+    assert!(matches!(step(&waiting, &[]), Step::Close(Some(_))));
+    // One that was refused holds no node.
+    let refused = with(first.clone(), &failed("no such check"));
+    assert!(matches!(step(&second, &[&refused]), Step::Open(_)));
     // One that is open goes first, whatever its name.
     let open = with(second, &emitted());
     assert!(matches!(step(&first, &[&open]), Step::Say(_)));
