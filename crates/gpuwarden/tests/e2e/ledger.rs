@@ -168,9 +168,21 @@ async fn a_gpu_that_was_marked_takes_its_next_node_out_whatever_is_killed() -> a
     tests.cordoned(&first, true).await?;
     assert_eq!(tests.reported(&second).await?, [false, true]);
 
-    let evidence: Value = serde_json::from_str(&tests.evidence(SERIAL, "json").await?)?;
-    let tickets = evidence["tickets"].as_array().unwrap();
-    assert_eq!(tickets.len(), 2, "{evidence:#}");
+    // A session ends once its node is seen in service, shortly after the uncordon.
+    let ended = || async {
+        let evidence = tests.evidence(SERIAL, "json").await;
+        let evidence = evidence.map_err(|error| format!("{error:#}"))?;
+        let evidence: Value = serde_json::from_str(&evidence).unwrap();
+        let tickets = evidence["tickets"].as_array().unwrap().clone();
+        let ended = tickets
+            .get(1)
+            .is_some_and(|ticket| ticket["closedAt"].is_string());
+        ended.then_some(tickets).ok_or(format!("{evidence:#}"))
+    };
+    let tickets: Vec<Value> = (tests.product)
+        .wait_for("the end of the session", SOON, ended)
+        .await?;
+    assert_eq!(tickets.len(), 2, "{tickets:#?}");
     assert_eq!(tickets[0]["node"], first.as_str());
     assert_eq!(tickets[0]["hardwareId"], SERIAL);
     assert!(tickets[0]["outOfServiceAt"].is_string() && tickets[0]["closedAt"].is_null());
