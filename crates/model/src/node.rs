@@ -17,6 +17,8 @@ use rest::Rest;
 pub const HANDED_OVER: &str = "the external system to which the node is handed over";
 /// Value of [`keys::HANDED_OVER_LABEL`] on a handed-over node.
 pub const NOT_MANAGED: &str = "false";
+/// Field of `spec.unschedulable` in managed fields.
+const UNSCHEDULABLE: &str = "f:unschedulable";
 /// Longest value of a label or taint that Kubernetes accepts, in bytes.
 pub const LABEL_VALUE_BYTES: usize = 63;
 
@@ -32,6 +34,9 @@ pub struct NodeView {
     pub resource_version: String,
     /// `spec.unschedulable`: true if the node is cordoned.
     pub unschedulable: bool,
+    /// Field manager that cordoned the node, such as `kubectl-cordon`, by `metadata.managedFields`. `None` if
+    /// the node is not cordoned, or if no manager is recorded.
+    pub cordoned_by: Option<Box<str>>,
     /// `spec.taints`, in the server's order.
     pub taints: Vec<NodeTaint>,
     /// `metadata.labels`, without values that are not strings.
@@ -127,6 +132,13 @@ fn status(condition: &Value) -> Option<bool> {
     }
 }
 
+/// Returns the field manager of `spec.unschedulable`.
+fn manager_of_cordon(managed_fields: &Value) -> Option<&str> {
+    let mut all = managed_fields.as_array().into_iter().flatten();
+    let owner = all.find(|one| one["fieldsV1"]["f:spec"].get(UNSCHEDULABLE).is_some())?;
+    owner["manager"].as_str()
+}
+
 /// Returns AKS' condition about events of the node's virtual machine.
 fn vm_event(conditions: &Value) -> Option<Box<VmEvent>> {
     let condition = condition(conditions, keys::CONDITION_VM_EVENT)?;
@@ -176,11 +188,14 @@ impl NodeView {
         let info = &object["status"]["nodeInfo"];
         let conditions = &object["status"]["conditions"];
         let taints = spec["taints"].as_array().into_iter().flatten();
+        let unschedulable = spec["unschedulable"].as_bool().unwrap_or(false);
+        let manager = manager_of_cordon(&metadata["managedFields"]);
         let mut view = Self {
             name,
             uid: text(&metadata["uid"]),
             resource_version: text(&metadata["resourceVersion"]),
-            unschedulable: spec["unschedulable"].as_bool().unwrap_or(false),
+            unschedulable,
+            cordoned_by: manager.filter(|_| unschedulable).map(Into::into),
             taints: taints
                 .map(|raw| NodeTaint {
                     taint: Taint {

@@ -337,6 +337,13 @@ impl Ownership {
         self.cordoned && self.cordon_pre_existing && node.unschedulable
     }
 
+    /// Returns the field manager that cordoned `node` outside of a session, where the API server has recorded
+    /// one. `own` is the session on the node.
+    pub fn cordoned_by<'a>(node: &'a NodeView, own: Option<&Self>) -> Option<&'a str> {
+        let outside = own.is_none_or(|own| !own.cordoned || own.keeps_cordon(node));
+        node.cordoned_by.as_deref().filter(|_| outside)
+    }
+
     /// Returns whether all events of the quarantine were forced by their senders (`force`).
     pub fn forced(&self) -> bool {
         let force = |event: &HealthEvent| event.quarantine_overrides.is_some_and(|o| o.force);

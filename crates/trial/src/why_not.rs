@@ -14,6 +14,7 @@ use jiff::Timestamp;
 use model::actors;
 use model::fault::not_fully_seen;
 use model::mode::Mode;
+use model::ownership::Ownership;
 use serde::{Deserialize, Serialize};
 
 pub use check::{Check, CheckResult};
@@ -250,7 +251,16 @@ fn node_check(node: &str, in_cluster: Option<bool>, observed: Option<&ObservedNo
                 }
                 _ => "the cluster has it",
             };
-            passes("node", text)
+            let manager =
+                observed.and_then(|node| Ownership::cordoned_by(&node.view, node.own.as_deref()));
+            let check = passes("node", text);
+            Check {
+                details: manager
+                    .map(|name| format!("cordoned by {name}"))
+                    .into_iter()
+                    .collect(),
+                ..check
+            }
         }
         Some(false) => stops(
             "node",
@@ -343,7 +353,6 @@ fn faults_check(situation: &Situation<'_>, sources: &[Source<'_>], notices: usiz
     }
 }
 
-/// Returns the check of a change that failed; `None` if none did.
 /// Returns the check of other programs, if any is at work on the node. They prevent no quarantine.
 fn others_check(observed: Option<&ObservedNode>) -> Option<Check> {
     let mut actors = actors::at_work(&observed?.view).into_iter();
@@ -356,6 +365,7 @@ fn others_check(observed: Option<&ObservedNode>) -> Option<Check> {
     Some(check.fix(first.advice))
 }
 
+/// Returns the check of a change that failed; `None` if none did.
 fn change_check(situation: &Situation<'_>) -> Option<Check> {
     let session = &situation.session;
     if session.failures == 0 {

@@ -267,6 +267,11 @@ impl<'a> Shown<'a> {
         {
             notes.push(CORDONED_BEFORE.to_owned());
         }
+        if let Some(ObservedNode { view, own }) = &entry.observed
+            && let Some(manager) = Ownership::cordoned_by(view, own.as_deref())
+        {
+            notes.push(format!("cordoned by {manager}"));
+        }
         let others = entry.view.iter().flat_map(|view| actors::at_work(view));
         notes.extend(others.map(|actor| format!("{actor}: {}", actor.advice)));
         notes.extend(entry.hold.as_ref().map(|hold| format!("held back: {hold}")));

@@ -370,6 +370,31 @@ async fn an_uncordon_by_hand_ends_it_and_the_same_fault_does_not_start_it_again(
 }
 
 #[tokio::test]
+async fn the_program_that_cordoned_a_node_is_named() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let scene = Scene::new(&plane, |node| node, |launch| launch).await?;
+    plane.kubectl(["cordon", &scene.node]).await?;
+    for command in ["why-not", "explain"] {
+        // Without a fault there is nothing to explain.
+        if command == "explain" {
+            send(&scene, event(&scene.node, "0")).await?;
+            scene.cordoned().await?;
+        }
+        let is_named = || async {
+            let output = scene.product.client([command, &scene.node]).await;
+            let shown = output.map_err(|error| error.to_string())?.stdout;
+            let is_named = shown.contains("cordoned by kubectl");
+            is_named.then_some(()).ok_or(shown)
+        };
+        let what = format!("{command} to name it");
+        scene.product.wait_for(&what, SOON, is_named).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_dry_run_decides_and_writes_nothing() -> anyhow::Result<()> {
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
         return Ok(());

@@ -1,15 +1,15 @@
 //! Deserialisation of a node from text, without the parts that [`NodeView`] drops.
 //!
 //! Managed fields and the image list make up most of a node's text. They are skipped here, so
-//! that no JSON tree is built for them.
+//! that no JSON tree is built for them; of the managed fields only who cordoned the node is kept.
 
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::NodeView;
+use super::{NodeView, UNSCHEDULABLE};
 
 /// Part of a node's object, which determines the skipped fields.
 #[derive(Clone, Copy)]
@@ -17,6 +17,27 @@ enum Part {
     Whole,
     Metadata,
     Status,
+}
+
+/// Entry of the managed fields.
+#[derive(Deserialize)]
+struct Managed {
+    #[serde(default)]
+    manager: String,
+    #[serde(default, rename = "fieldsV1")]
+    fields: Fields,
+}
+
+#[derive(Default, Deserialize)]
+struct Fields {
+    #[serde(default, rename = "f:spec")]
+    spec: Spec,
+}
+
+#[derive(Default, Deserialize)]
+struct Spec {
+    #[serde(rename = "f:unschedulable")]
+    unschedulable: Option<IgnoredAny>,
 }
 
 impl<'de> Deserialize<'de> for NodeView {
@@ -51,7 +72,8 @@ impl<'de> Visitor<'de> for Part {
         let mut object = Map::new();
         while let Some(field) = fields.next_key::<String>()? {
             let value = match (self, field.as_str()) {
-                (Self::Metadata, "managedFields") | (Self::Status, "images") => {
+                (Self::Metadata, "managedFields") => owner(&fields.next_value::<Vec<Managed>>()?),
+                (Self::Status, "images") => {
                     fields.next_value::<IgnoredAny>()?;
                     continue;
                 }
@@ -65,6 +87,14 @@ impl<'de> Visitor<'de> for Part {
     }
 }
 
+/// Returns the managed fields without all but the owner of `spec.unschedulable`.
+fn owner(managed: &[Managed]) -> Value {
+    let owners = (managed.iter()).filter(|one| one.fields.spec.unschedulable.is_some());
+    let owners = owners
+        .map(|one| json!({"manager": one.manager, "fieldsV1": {"f:spec": {UNSCHEDULABLE: {}}}}));
+    owners.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -74,11 +104,15 @@ mod tests {
     #[test]
     fn a_node_of_text_is_the_node_of_its_object() {
         let object = json!({
-            "metadata": {"name": "n", "labels": {"a": "b"}, "managedFields": [{"x": [1, {}]}]},
-            "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}], "images": 1},
+            "metadata": {"name": "n", "labels": {"a": "b"}, "managedFields": [
+                {"x": [1, {}], "manager": "kubelet", "fieldsV1": {"f:status": {"f:images": {}}}},
+                {"manager": "kubectl-cordon", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}},
+            ]},
+            "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}], "images": 1, "unschedulable": true},
             "status": {"images": [{"names": ["i"]}], "nodeInfo": {"bootID": "1"}},
         });
         let read: NodeView = serde_json::from_str(&object.to_string()).unwrap();
+        assert_eq!(read.cordoned_by.as_deref(), Some("kubectl-cordon"));
         assert_eq!(Some(read), NodeView::from_object(object));
     }
 
@@ -88,7 +122,8 @@ mod tests {
             "status": {"images": [1], "phase": "x"}}"#;
         let mut deserializer = serde_json::Deserializer::from_str(text);
         let object = Part::Whole.deserialize(&mut deserializer).unwrap();
-        let expected = json!({"metadata": {"name": "n"}, "status": {"phase": "x"}});
+        let expected =
+            json!({"metadata": {"name": "n", "managedFields": []}, "status": {"phase": "x"}});
         assert_eq!(object, expected);
     }
 
