@@ -96,11 +96,15 @@ fn gke(node: &NodeView) -> Result<Option<Notice>, Unseen> {
         let seconds = text.parse().ok();
         seconds.and_then(|seconds| Timestamp::from_second(seconds).ok())
     });
-    // A time that cannot be understood would take the node out at once.
-    if phase == Phase::Scheduled && label == Some(None) {
-        return Err(Unseen);
-    }
-    let (start, end) = upcoming.window();
+    let start = match label {
+        // A time that cannot be understood would take the node out at once.
+        Some(None) if phase == Phase::Scheduled => return Err(Unseen),
+        Some(Some(start)) => Some(start),
+        _ => match upcoming.start() {
+            Err(_) if phase == Phase::Scheduled => return Err(Unseen),
+            start => start.unwrap_or_default(),
+        },
+    };
     let words = [active, status, text(GKE_STATE).unwrap_or_default(), PENDING];
     let word = words.into_iter().find(|word| !word.is_empty());
     let instance = text(GKE_INSTANCE).or(node.provider_id.rsplit('/').next());
@@ -118,8 +122,8 @@ fn gke(node: &NodeView) -> Result<Option<Notice>, Unseen> {
         },
         phase,
         word: word.unwrap_or_default().to_owned(),
-        start: label.flatten().or(start),
-        end,
+        start,
+        end: upcoming.end(),
         emergency: upcoming.is_emergency(),
         updated: None,
     }))

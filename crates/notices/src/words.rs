@@ -30,10 +30,16 @@ pub struct Upcoming {
 // === impl Upcoming ===
 
 impl Upcoming {
-    /// Returns the scheduled begin and end, each if it is a time.
-    pub fn window(&self) -> (Option<Timestamp>, Option<Timestamp>) {
-        let time = |text: &str| text.parse().ok();
-        (time(&self.window_start_time), time(&self.window_end_time))
+    /// Returns the begin of the window; `None` if there is none. Fails if it is no time: without its begin, a
+    /// maintenance that has not begun would take the node out at once.
+    pub fn start(&self) -> Result<Option<Timestamp>, jiff::Error> {
+        let text = Some(&self.window_start_time).filter(|text| !text.is_empty());
+        text.map(|text| text.parse()).transpose()
+    }
+
+    /// Returns the end of the window, if it is a time.
+    pub fn end(&self) -> Option<Timestamp> {
+        self.window_end_time.parse().ok()
     }
 
     /// Returns true if GCP had no time to announce the maintenance.

@@ -5,11 +5,12 @@
 //! of an entry: `LogEntry` and `AuditLog` there.
 
 use jiff::Timestamp;
+use notices::words::{Upcoming, gcp_phase};
 use notices::{Kind, Phase};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::upcoming::{RESOURCE, Upcoming, parts_of};
+use super::upcoming::{RESOURCE, notice, parts_of};
 use crate::{Announced, Instance};
 
 /// Method of an announced maintenance.
@@ -153,7 +154,7 @@ fn read(entry: Value, now: Timestamp) -> Read {
     if entry.resource.kind != RESOURCE || instance.names().is_empty() {
         return Read::Odd;
     }
-    let said = payload.metadata.phase();
+    let said = gcp_phase(&payload.metadata.maintenance_status);
     let phase = if is_announced && payload.status.message.contains(HAS_ENDED) {
         Phase::Completed
     } else if let Some(phase) = said {
@@ -172,7 +173,7 @@ fn read(entry: Value, now: Timestamp) -> Read {
     };
     let word = if is_announced { "PENDING" } else { "ACTIVE" };
     let number = or(&labels.instance_id, name);
-    let Some(mut notice) = payload.metadata.notice(phase, word, kind, &number) else {
+    let Some(mut notice) = notice(payload.metadata, phase, word, kind, &number) else {
         return Read::Odd;
     };
     if phase == Phase::Completed {

@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use notices::words::{Upcoming, gcp_phase};
 use notices::{Kind, Phase};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::upcoming::{Upcoming, parts_of};
+use super::upcoming::{notice, parts_of};
 use crate::{Announced, Instance};
 
 /// Fields that are asked for; all others would make a page several times as large.
@@ -99,8 +100,8 @@ impl Instances {
         };
         let number = if number.is_empty() { name } else { number };
         let notice = Upcoming::deserialize(upcoming).ok().and_then(|upcoming| {
-            let phase = upcoming.phase().unwrap_or(Phase::Scheduled);
-            upcoming.notice(phase, "PENDING", kind, number)
+            let phase = gcp_phase(&upcoming.maintenance_status).unwrap_or(Phase::Scheduled);
+            notice(upcoming, phase, "PENDING", kind, number)
         });
         if let Some(notice) = notice {
             self.announced.push(Announced { instance, notice });

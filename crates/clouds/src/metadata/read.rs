@@ -157,7 +157,7 @@ pub fn gcp(machine: Machine<'_>, event: &str, upcoming: &[u8]) -> Result<Option<
     if imminent.is_none() && upcoming.maintenance_status.is_empty() {
         return Ok(None);
     }
-    let (start, end) = upcoming.window();
+    let start = upcoming.start().unwrap_or_default();
     let phase = match imminent {
         Some(_) => Phase::Ongoing,
         None => gcp_phase(&upcoming.maintenance_status).unwrap_or(Phase::Scheduled),
@@ -177,7 +177,7 @@ pub fn gcp(machine: Machine<'_>, event: &str, upcoming: &[u8]) -> Result<Option<
         phase,
         word: word.to_owned(),
         start,
-        end,
+        end: upcoming.end(),
         emergency: upcoming.is_emergency(),
         ..machine.notice("gcp", "gce_instance")
     }))

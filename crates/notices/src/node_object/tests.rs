@@ -93,6 +93,19 @@ fn gke_tells_more_in_the_words_of_the_metadata_server() {
 }
 
 #[test]
+fn a_window_without_a_readable_begin_takes_no_node_out() {
+    let with = |status: &str| {
+        let mut object = gke_labels(&json!({}));
+        let upcoming = json!({"maintenance_status": status, "window_start_time": "soon"});
+        object["metadata"]["annotations"][GKE_UPCOMING] = upcoming.to_string().into();
+        read_one(object)
+    };
+    assert_eq!(with("PENDING"), Err(1));
+    let ongoing = with("ONGOING").unwrap().unwrap();
+    assert_eq!((ongoing.phase, ongoing.start), (Phase::Ongoing, None));
+}
+
+#[test]
 fn aks_tells_by_a_condition() {
     let with = |status: &str, message: &str| {
         read_one(json!({
