@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use analysis::ledger::Ledger;
 use anyhow::Context as _;
 use cli::{ActSettings, AnalysisRules, ProcessSettings, ReportSettings};
 use cluster::{Cluster, UnhealthyGpu};
@@ -22,6 +23,7 @@ use maintenance::validation_request::ValidationConfiguration;
 use model::condition::{MessageLimits, Options};
 use model::mode::Mode;
 use model::position::Position;
+use notices::Record;
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -79,18 +81,15 @@ impl Acting<'_> {
         );
         let (board, reporter) = reporting.unzip();
         let unhealthy_gpus = unhealthy_gpus(self.cluster.clone());
-        let keeps_marks = role == Role::Controller && mode != Mode::Observe;
-        let for_marks = self.cluster.clone().filter(|_| keeps_marks);
         self.start_janitor(tasks)?;
-        let (for_maintenance, requested) = (self.cluster.clone(), self.cluster.clone());
         let (rules, analysed) = self.start_analysis(tasks)?.unzip();
         let config = QuarantineConfig {
             store: Arc::clone(&self.store),
-            cluster: self.cluster,
-            policy: self.policy.current,
+            cluster: self.cluster.clone(),
+            policy: self.policy.current.clone(),
             rules: rules.clone(),
             mode,
-            owns: self.owns,
+            owns: self.owns.clone(),
             sources: self.sources.clone(),
             brake: self.settings.circuit_breaker,
             drain: self.settings.drain.clone().map(Arc::new),
@@ -111,35 +110,9 @@ impl Acting<'_> {
             max_bytes: self.settings.store_size,
             clock: CLOCK,
         };
-        let connector = self.intake.connector.clone();
-        let mut ledger =
-            LedgerKeeper::new(Arc::clone(&self.store), connector, CLOCK, &self.metrics);
-        let marks = for_marks.map(|cluster| {
-            let namespace = self.settings.namespace.clone();
-            ledger.keep_marks(cluster, namespace, mode.writes())
-        });
         let fleet = handles.view.clone();
-        let maintenance = self.settings.maintenance.clone().zip(for_maintenance);
-        if maintenance.is_none() {
-            controller::maintenance::show_none(&self.metrics);
-        }
-        let maintenance = maintenance.map(|(config, cluster)| {
-            let connector = self.intake.connector.clone();
-            let (sources, metrics) = (&self.sources, &self.metrics);
-            let frame = parts::central_frame(self.name, self.process, connector, sources, metrics);
-            let machines = self.machines.clone();
-            let fleet = fleet.clone();
-            let writes = mode.writes();
-            MaintenanceMonitor::new(*config, cluster, writes, machines, fleet, frame)
-        });
-        let requests = (self.settings.maintenance.as_ref())
-            .filter(|config| config.requests && mode.writes())
-            .zip(requested);
-        let requests = requests.map(|(_, cluster)| {
-            let connector = self.intake.connector.clone();
-            MaintenanceRequests::new(cluster, connector, &self.sources, CLOCK)
-        });
-        let maintenance = maintenance.transpose()?;
+        let maintenances = self.start_maintenance(fleet.clone(), tasks)?;
+        let ledger = self.start_ledger(tasks);
         let mut damage = self.store.damage();
         let metrics = self.metrics.clone();
         let questions = handles.questions;
@@ -157,8 +130,8 @@ impl Acting<'_> {
                 }),
                 unhealthy_gpus,
                 rules,
-                ledger: ledger.ledger(),
-                maintenances: maintenance.as_ref().map(MaintenanceMonitor::records),
+                ledger,
+                maintenances,
                 store: self.store,
                 forwarding: self.intake.forwarding,
             }),
@@ -173,16 +146,6 @@ impl Acting<'_> {
         let page = console::serve(page, console, done.clone());
         tasks.worker("the page", async move { drop(page.await) });
         tasks.writer("the quarantine", quarantine.run(done.clone()));
-        if let Some(monitor) = maintenance {
-            tasks.monitor("the monitor of maintenance", |end| monitor.run(end));
-        }
-        if let Some(requests) = requests {
-            tasks.writer("the requests of maintenance", requests.run(done.clone()));
-        }
-        tasks.worker("the ledger of GPUs", ledger.run(done.clone()));
-        if let Some(marks) = marks {
-            tasks.writer("the marks of GPUs", marks.run(done.clone()));
-        }
         tasks.worker("the journal", handles.journal.run());
         tasks.worker("the statuses of events", handles.statuses.run());
         if let Some(reporter) = reporter {
@@ -226,6 +189,51 @@ impl Acting<'_> {
         let analysis = Analysis::new(config, &self.metrics);
         tasks.worker("the analysis", analysis.run(tasks.done()));
         Ok(Some((text, receiver)))
+    }
+
+    /// Starts the ledger of GPUs, and with `controller` the keeper of its marks in the cluster.
+    fn start_ledger(&self, tasks: &mut Tasks) -> watch::Receiver<Ledger> {
+        let (connector, mode) = (self.intake.connector.clone(), self.settings.mode);
+        let mut keeper =
+            LedgerKeeper::new(Arc::clone(&self.store), connector, CLOCK, &self.metrics);
+        let keeps_marks = self.owns == Owns::All && mode != Mode::Observe;
+        if let Some(cluster) = self.cluster.clone().filter(|_| keeps_marks) {
+            let namespace = self.settings.namespace.clone();
+            let marks = keeper.keep_marks(cluster, namespace, mode.writes());
+            tasks.writer("the marks of GPUs", marks.run(tasks.done()));
+        }
+        let ledger = keeper.ledger();
+        tasks.worker("the ledger of GPUs", keeper.run(tasks.done()));
+        ledger
+    }
+
+    /// Starts the monitor of announced maintenance, if `--maintenance` is given. Returns a receiver of all
+    /// maintenances.
+    fn start_maintenance(
+        &self,
+        fleet: watch::Receiver<Arc<FleetView>>,
+        tasks: &mut Tasks,
+    ) -> anyhow::Result<Option<watch::Receiver<Arc<[Record]>>>> {
+        let (Some(config), Some(cluster)) = (&self.settings.maintenance, &self.cluster) else {
+            controller::maintenance::show_none(&self.metrics);
+            return Ok(None);
+        };
+        let writes = self.settings.mode.writes();
+        let connector = self.intake.connector.clone();
+        if config.requests && writes {
+            let connector = connector.clone();
+            let requests =
+                MaintenanceRequests::new(Arc::clone(cluster), connector, &self.sources, CLOCK);
+            tasks.writer("the requests of maintenance", requests.run(tasks.done()));
+        }
+        let (sources, metrics) = (&self.sources, &self.metrics);
+        let frame = parts::central_frame(self.name, self.process, connector, sources, metrics);
+        let (config, cluster) = ((**config).clone(), Arc::clone(cluster));
+        let machines = self.machines.clone();
+        let monitor = MaintenanceMonitor::new(config, cluster, writes, machines, fleet, frame)?;
+        let records = monitor.records();
+        tasks.monitor("the monitor of maintenance", |end| monitor.run(end));
+        Ok(Some(records))
     }
 
     /// Starts the janitor, if `--janitor-config` is given.
