@@ -92,7 +92,10 @@ impl ObjectsFollower {
         let source = place.to_string();
         let take = |reading| {
             let refused = match reading {
-                Reading::Text(text) if text == self.text => return,
+                Reading::Text(text) if text == self.text => {
+                    self.error.clear();
+                    return;
+                }
                 Reading::Text(text) => match self.set(text, &source) {
                     Ok(()) => return,
                     Err(error) => error.to_string(),
