@@ -1,5 +1,6 @@
 //! Faults on many nodes with pods at once, on a real cluster: the time until all nodes are
-//! cordoned and empty, and until a reboot is requested for each.
+//! cordoned and empty, and until a reboot is requested for each. Then a maintenance of one node, which begins
+//! at once: the time until that node is empty.
 //!
 //! Kwok plays the kubelets. The faults are sent to a `gpuwarden run --drain --remediate` in one
 //! batch. The baseline, earlier in the same run, is a loop over 32 connections that makes the
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use cli::bench::{Figure, Usage, cluster_client, median, percentile, progress};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{
@@ -53,6 +55,8 @@ const EMPTY: [&str; 2] = [
     contract::keys::STATE_DRAINED,
     contract::keys::STATE_REMEDIATING,
 ];
+/// Label by which GKE announces a maintenance, with its begin in seconds.
+const SCHEDULED: &str = "cloud.google.com/scheduled-maintenance-time";
 const REBOOT_KIND: &str = include_str!("../../deploy/helm/gpuwarden/crds/rebootnodes.yaml");
 
 pub(crate) async fn run(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
@@ -124,26 +128,51 @@ async fn measure(
     space.fill(&names, "drain").await?;
     progress(&format!("drain of {count} nodes ..."));
     let config = tempfile::tempdir()?;
-    let (drain, remediation) = (
-        config.path().join("drain.toml"),
-        config.path().join("remediation.toml"),
-    );
+    let [drain, remediation, maintenance] =
+        ["drain", "remediation", "maintenance"].map(|name| config.path().join(name));
     let mode = format!(
         "[[userNamespaces]]\nname = \"{}\"\nmode = \"Immediate\"\n",
         space.name
     );
     fs::write(&drain, mode)?;
     fs::write(&remediation, space.remediation())?;
+    fs::write(&maintenance, "clusterName = 'bench'\n")?;
     let launch = product::run(args, nodes.first())?
         .arg("--drain")
         .option("--drain-config", &drain)
         .arg("--remediate")
-        .option("--remediate-config", &remediation);
+        .option("--remediate-config", &remediation)
+        .option("--maintenance", &maintenance);
     let product = product::start(launch).await?;
+    let measured = async {
+        let (watched, _tasks) = space.watch().await?;
+        let mut rows = drained(&product, &watched, nodes, names, bare).await?;
+        rows.push(noticed(space, nodes).await?);
+        Ok(rows)
+    };
+    let measured: anyhow::Result<_> = measured.await;
+    measured.map_err(|error| product.failure(&format!("{error:#}")))
+}
+
+/// Announces a maintenance of one node, which begins now, and waits until the node is empty.
+async fn noticed(space: &Space, nodes: &mut Nodes) -> anyhow::Result<Figure> {
+    space.fill(&nodes.names(1), "notice").await?;
+    progress("a notice ...");
     let (watched, _tasks) = space.watch().await?;
-    drained(&product, &watched, nodes, names, bare)
-        .await
-        .map_err(|error| product.failure(&format!("{error:#}")))
+    let begin = Timestamp::now().as_second().to_string();
+    let notice = json!({"metadata": {"labels": {SCHEDULED: begin}}});
+    let began = Instant::now();
+    let form = "application/merge-patch+json";
+    nodes.send(1, 1, form, &notice).await?;
+    let cordoned = nodes.wait(1).await?.duration_since(began);
+    let empty = watched.wait(|seen| seen.empty_at.len() == 1).await?;
+    let empty = empty.duration_since(began);
+    Ok(
+        Figure::new("drain.notice", empty.as_secs_f64(), "s").note(format!(
+            "one node with {PODS} pods, from the notice until the last pod was gone; cordoned after {:.2} s",
+            cordoned.as_secs_f64()
+        )),
+    )
 }
 
 /// Makes all nodes fail, and recover once a reboot is requested for each.

@@ -90,7 +90,8 @@ enum Benchmark {
     /// Many nodes that fail at once: time until all are cordoned, and until all are returned.
     Burst,
     /// Many nodes with 15 pods each that fail at once, with the largest number of `--nodes`: time
-    /// until the last pod is gone, and until a reboot is requested for each node. Needs kwok.
+    /// until the last pod is gone, and until a reboot is requested for each node; then one node whose
+    /// maintenance is announced. Needs kwok.
     Drain,
     /// Memory and processor time of an idle controller in a cluster of many nodes, and a scrape of its
     /// metrics.
