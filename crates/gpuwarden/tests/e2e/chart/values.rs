@@ -426,7 +426,11 @@ const MORE: [&str; 5] = [
      quarantine.enabled=true,\
      policy.deviceTaints=true,remediation.templates.a\\.yaml=b,\
      labeler.enabled=true,labeler.config=x,\
-     objects.config=x,objects.resources[0].resource=configmaps",
+     objects.config=x,objects.resources[0].resource=configmaps,\
+     controller.extraEnv[0].name=GOOGLE_APPLICATION_CREDENTIALS,controller.extraEnv[0].value=/etc/cloud/key.json,\
+     controller.extraVolumes[0].name=cloud,controller.extraVolumes[0].secret.secretName=cloud,\
+     controller.extraVolumeMounts[0].name=cloud,controller.extraVolumeMounts[0].mountPath=/etc/cloud,\
+     maintenance.config=requests = true",
     "global.preflight.enabled=true,preflight.networkPolicy.namespaces[0]=default,\
      preflight.webhook.validateRequests=true,networkPolicy.apiServers[0]=192.0.2.0/28",
     "janitor.enabled=true,validation.enabled=true,validation.config=x,quarantine.enabled=true,\
