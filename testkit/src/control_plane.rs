@@ -255,9 +255,21 @@ impl ControlPlane {
 
     /// Creates a namespace and waits until pods may be created in it.
     pub async fn namespace(&self, name: &str) -> anyhow::Result<()> {
+        self.labelled_namespace(name, []).await
+    }
+
+    /// Creates a namespace with labels, and waits until pods may be created in it. The API server
+    /// learns with a delay of labels that are added later.
+    pub async fn labelled_namespace<const N: usize>(
+        &self,
+        name: &str,
+        labels: [(&str, &str); N],
+    ) -> anyhow::Result<()> {
         let client = self.client().await?;
+        let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let metadata = ObjectMeta {
             name: Some(name.to_owned()),
+            labels: Some(labels.into()),
             ..ObjectMeta::default()
         };
         let namespace = Namespace {

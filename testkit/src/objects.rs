@@ -143,8 +143,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Excludes the node from kwok: the controller manager marks it as unreachable after about
-    /// 50 seconds.
+    /// Excludes the node from kwok: nothing changes its status and its pods by itself.
     #[must_use]
     pub fn without_kubelet(mut self) -> Self {
         if let Some(annotations) = &mut self.node.metadata.annotations {
@@ -173,7 +172,7 @@ impl NodeBuilder {
         let patch = Patch::Merge(json!({"spec": {"taints": taints}}));
         nodes.patch(&name, &PatchParams::default(), &patch).await?;
         let what = format!("node {name} in service");
-        wait_for(&what, Duration::from_secs(30), || async {
+        wait_for(&what, Duration::from_secs(60), || async {
             let node = nodes.get(&name).await.map_err(|error| error.to_string())?;
             let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref());
             match taints

@@ -29,6 +29,12 @@ const START_LIMIT: Duration = Duration::from_secs(200);
 /// same run need not start another.
 const LINGER: Duration = Duration::from_secs(15);
 
+/// Program that marks nodes as unreachable.
+const CONTROLLER_MANAGER: &str = "kube-controller-manager";
+/// Flag of that program: no node becomes unreachable during a test, also without a kubelet or
+/// where kwok gets no turn on a busy machine. The default is 50 seconds.
+const SILENT_NODES_STAY: &str = "--node-monitor-grace-period=1h";
+
 /// State of a control plane, as reported by its supervisor.
 #[derive(Clone, Debug, Deserialize)]
 pub struct State {
@@ -235,7 +241,7 @@ fn start_failure(status: ExitStatus, mut log: File) -> anyhow::Error {
 
 impl Programs {
     /// Finds the programs for a control plane of this version. Returns `None` if they are not
-    /// set up. Without kwok, fake nodes become unready after about 50 seconds.
+    /// set up.
     pub fn locate(version: Version) -> anyhow::Result<Option<Self>> {
         let assets = Component::ControlPlane(version).locate()?;
         let supervise = Component::Supervise.locate()?;
@@ -264,6 +270,11 @@ impl Programs {
         }
         if settings.fsync {
             command.arg("--fsync");
+        }
+        // The supervisor refuses flags of a program that is missing.
+        if self.assets.join(CONTROLLER_MANAGER).is_file() {
+            let arg = format!("{CONTROLLER_MANAGER}={SILENT_NODES_STAY}");
+            command.arg("--arg").arg(arg);
         }
         for (program, arg) in &settings.args {
             command.arg("--arg").arg(format!("{program}={arg}"));
