@@ -322,10 +322,7 @@ pub(crate) async fn by_volcano(plane: &ControlPlane) -> anyhow::Result<()> {
     let map = format!("preflight-volcano-{namespace}-own");
     give_address(&client, &namespace, "m-0", "10.0.0.1").await?;
     peers(&client, &namespace, &map, &["m-0;10.0.0.1;0"]).await?;
-    let data = roster(&client, &namespace, &map)
-        .await
-        .map_err(anyhow::Error::msg)?;
-    assert_eq!(data["expected_count"], "3");
+    has_size(&client, &namespace, &map, "3").await?;
 
     // An impossible size: existing members are told, and new ones start without the gang's
     // check.
@@ -377,11 +374,23 @@ pub(crate) async fn by_osmo_with_kai(plane: &ControlPlane) -> anyhow::Result<()>
     member["metadata"]["labels"] = json!({"osmo.group_uuid": "own"});
     let made = create(&client, &namespace, &member).await?;
     assert_eq!(names(&made, "initContainers"), [DIAG, ALLREDUCE]);
+    let map = format!("preflight-osmo-with-kai-{namespace}-own");
+    has_size(&client, &namespace, &map, "2").await
+}
+
+/// Waits until a gang has this size.
+async fn has_size(
+    client: &Client,
+    namespace: &str,
+    map: &str,
+    expected: &str,
+) -> anyhow::Result<()> {
     wait_for("the size of the gang", SOON, || async {
-        let map = format!("preflight-osmo-with-kai-{namespace}-own");
-        let data = roster(&client, &namespace, &map).await?;
+        let data = roster(client, namespace, map).await?;
         let size = data.get("expected_count").map(String::as_str);
-        (size == Some("2")).then_some(()).ok_or(format!("{data:?}"))
+        (size == Some(expected))
+            .then_some(())
+            .ok_or(format!("{data:?}"))
     })
     .await
 }
@@ -515,14 +524,7 @@ async fn members_without_the_gangs_check(plane: &ControlPlane) -> anyhow::Result
     let map = format!("preflight-labels-{namespace}-g");
     let both = ["w-0;127.77.0.1;0", "w-1;127.77.0.2;1"];
     peers(&client, &namespace, &map, &both).await?;
-    wait_for("a gang of two", SOON, || async {
-        let data = roster(&client, &namespace, &map).await?;
-        match data.get("expected_count").map(String::as_str) {
-            Some("2") => Ok(()),
-            _ => Err(format!("{data:?}")),
-        }
-    })
-    .await
+    has_size(&client, &namespace, &map, "2").await
 }
 
 /// Checks that a process that knows the gang's `ConfigMap` but not its secret is refused.
@@ -534,7 +536,7 @@ async fn without_the_secret(
 ) -> anyhow::Result<()> {
     let namespace = members[0]["metadata"]["namespace"].as_str();
     let id = format!("labels-{}-g", namespace.unwrap_or_default());
-    let soon = [more, &[("GANG_TIMEOUT_SECONDS", "8")]].concat();
+    let soon = [more, &[("GANG_TIMEOUT_SECONDS", "20")]].concat();
     let guessed = [&*soon, &[("GANG_SECRET", &*id)]].concat();
     let ends = members.iter().enumerate().map(|(place, pod)| {
         let more = if place == 2 { &guessed } else { &soon };

@@ -273,7 +273,7 @@ async fn asks_for_its_gang(
     let member = serde_json::to_value(pods.get("w-a").await?)?;
     let more = [
         ("GPUWARDEN_COLLECTIVE", "tcp"),
-        ("GANG_TIMEOUT_SECONDS", "5"),
+        ("GANG_TIMEOUT_SECONDS", "15"),
     ];
     let end = play(plane, &member, ALLREDUCE, &more).await?;
     let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
@@ -329,8 +329,9 @@ async fn the_account_of_the_chart_may_do_all_that_the_webhook_does() -> anyhow::
         "--namespace",
         INSTALLED_IN,
         "--keep-registration",
+        // Renewed when ten seconds are left, also by a busy machine in time.
         "--certificate-lifetime",
-        "10s",
+        "30s",
     ];
     let webhook = Webhook::start_as(&speaks, &url, &config, &flags).await?;
     balancer.send_to(&[webhook.address]);
