@@ -14,6 +14,7 @@ use tokio::net::TcpSocket;
 
 use crate::crash::{self, ALL_SENT, Moments};
 use crate::runbook::Reader;
+use crate::stages::recovered;
 use crate::support::{SOON, Scene, object, own_port, xid};
 
 /// Kills of either process, outside of the soak.
@@ -136,6 +137,7 @@ impl Apart {
     }
 
     async fn all_is_well(&self) -> anyhow::Result<()> {
+        self.scene.faulty().await?;
         // The operator reports the recovery at the controller.
         let node = [
             "inject",
@@ -212,9 +214,14 @@ async fn line_and_outage(plane: &ControlPlane) -> anyhow::Result<()> {
         "{node}"
     );
     apart.waiting(0).await?;
-    let status = apart.agent_status().await?;
-    assert_eq!(status["delivery"]["delivered"], 1, "{status}");
-    assert_eq!(status["ready"], true, "{status}");
+    let delivered = || async {
+        let status = apart.agent_status().await?;
+        let is_ready = status["ready"] == true;
+        anyhow::ensure!(status["delivery"]["delivered"] == 1 && is_ready, "{status}");
+        Ok(())
+    };
+    let agent = &apart.agent;
+    agent.wait_for("a ready agent", SOON, delivered).await?;
     apart.recover().await?;
 
     // The agent is killed during the outage: it starts without its controller, keeps its events,
@@ -229,9 +236,15 @@ async fn line_and_outage(plane: &ControlPlane) -> anyhow::Result<()> {
     let code = ["inject", "xid", "48"];
     apart.agent.client(code).await?.expect(0)?;
     apart.waiting(2).await?;
-    let shown = apart.agent.client(["status"]).await?;
-    assert_eq!(shown.code, Some(1), "{shown:?}");
-    assert!(shown.stdout.contains("2 wait"), "{shown:?}");
+    // Not ready once its first try has failed.
+    let waits = || async {
+        let shown = apart.agent.client(["status"]).await?;
+        let says_so = shown.stdout.contains("2 wait");
+        anyhow::ensure!(shown.code == Some(1) && says_so, "{shown:?}");
+        Ok(())
+    };
+    let agent = &apart.agent;
+    agent.wait_for("two that wait", SOON, waits).await?;
     // The agent keeps its events across an orderly shutdown.
     let (exit, _) = apart.agent.terminate().await?;
     assert!(exit.success(), "{exit}");
@@ -375,11 +388,7 @@ async fn a_controller_leaves_the_sessions_of_a_nodes_own_gpuwarden_to_it() -> an
     tls.rotate(&scene.node)?;
     let mut controller = tls.controller(&plane)?.start().await?;
     controller.wait_line("it is left alone", SOON).await?;
-    scene
-        .product
-        .client(["inject", "recovery"])
-        .await?
-        .expect(0)?;
+    recovered(&scene).await?;
     scene.restored().await?;
     // The controller has evaluated the returned node, and reports no faults.
     controller

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value;
-use testkit::{ControlPlane, Options, Version};
+use testkit::{ControlPlane, Options, Version, wait_for};
 
 use crate::drain::Drain;
+use crate::stages::recovered;
+use crate::support::SOON;
 
 /// A write: method, path with its query, and status.
 type Write = (String, String, u64);
@@ -74,19 +76,20 @@ async fn every_write_of_a_drain_is_in_both_logs_with_its_reason() -> anyhow::Res
     drain.fault()?;
     drain.state("drain-succeeded").await?;
     drain.condition("Drained", "True").await?;
-    drain
-        .scene
-        .product
-        .client(["inject", "recovery"])
-        .await?
-        .expect(0)?;
+    recovered(&drain.scene).await?;
     drain.scene.restored().await?;
     let (exit, _) = drain.scene.product.terminate().await?;
     assert!(exit.success(), "{exit}");
 
     let lines = lines(&directory.path().join("gpuwarden-0-audit.log"))?;
-    let (ours, theirs) = (of_gpuwarden(&lines, plane.server()), of_api_server(&plane)?);
-    assert_eq!(ours, theirs);
+    let ours = of_gpuwarden(&lines, plane.server());
+    // The API server writes its log after the answer.
+    wait_for("the same writes in both logs", SOON, || async {
+        let theirs = of_api_server(&plane)?;
+        anyhow::ensure!(ours == theirs, "{ours:#?} and not {theirs:#?}");
+        Ok(())
+    })
+    .await?;
     for (method, reason) in [
         ("PATCH", "quarantine"),
         ("POST", "drain"),

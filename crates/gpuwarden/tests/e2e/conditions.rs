@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use contract::{Entity, HealthEvent};
 use k8s_openapi::api::core::v1::{Event, Node};
@@ -150,6 +149,8 @@ async fn conditions_come_and_go_beside_others_and_heartbeats_conflict_with_nothi
         })
         .await?;
 
+    // `inject` reads the status, which may follow the conditions.
+    scene.taken_in(3).await?;
     scene
         .product
         .client(["inject", "recovery"])
@@ -173,15 +174,19 @@ async fn conditions_come_and_go_beside_others_and_heartbeats_conflict_with_nothi
         let kind = before["type"].as_str().unwrap();
         assert_eq!(condition(&node, kind), before, "left alone");
     }
-    let answers: Vec<String> = scene
-        .story()
-        .await?
-        .into_iter()
-        .filter(|(kind, _)| kind == "answer")
-        .map(|(_, text)| text)
-        .collect();
-    assert!(answers.len() >= 2, "{answers:?}");
-    for answer in answers {
+    // The journal is written with a delay.
+    let answered = || async {
+        let story = scene.story().await.map_err(|error| error.to_string())?;
+        let answers = story.into_iter().filter(|(kind, _)| kind == "answer");
+        let answers: Vec<String> = answers.map(|(_, text)| text).collect();
+        if answers.len() >= 2 {
+            Ok(answers)
+        } else {
+            Err(format!("{answers:?}"))
+        }
+    };
+    let product = &scene.product;
+    for answer in product.wait_for("the answers", SOON, answered).await? {
         assert!(
             answer.starts_with("200 OK"),
             "a patch lost against a heartbeat: {answer}"
@@ -315,18 +320,14 @@ async fn faults_that_are_not_fatal_are_events_with_a_count() -> anyhow::Result<(
     }
     scene
         .product
-        .wait_for(
-            "the count of the repeats",
-            Duration::from_secs(60),
-            || async {
-                let event = found("GpuMemWatchIsNotHealthy").await?;
-                if event.count == Some(5) && event.metadata.name == first.metadata.name {
-                    Ok(())
-                } else {
-                    Err(format!("{:?}", event.count))
-                }
-            },
-        )
+        .wait_for("the count of the repeats", SOON, || async {
+            let event = found("GpuMemWatchIsNotHealthy").await?;
+            if event.count == Some(5) && event.metadata.name == first.metadata.name {
+                Ok(())
+            } else {
+                Err(format!("{:?}", event.count))
+            }
+        })
         .await?;
     let recovery = HealthEvent {
         is_healthy: true,

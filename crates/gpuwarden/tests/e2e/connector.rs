@@ -7,7 +7,7 @@ use contract::HealthEvent;
 use serde_json::Value;
 use testkit::{ControlPlane, Launch, Product, Version};
 
-use crate::support::{SOON, Scene, event, send_to, xid};
+use crate::support::{SOON, Scene, event, send_to, taken_in, xid};
 
 fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/connector/config.json")
@@ -49,6 +49,7 @@ async fn repeats_are_kept_from_the_reactions_over_a_restart() -> anyhow::Result<
     product.client(inject).await?.expect(0)?;
     let after = strategies(&events(&product, 3).await?);
     assert_eq!(after, [first, repeat, repeat]);
+    taken_in(&product, 3).await?;
     // After a recovery, the next report counts as the first.
     product.client(["inject", "recovery"]).await?.expect(0)?;
     product.client(inject).await?.expect(0)?;

@@ -8,6 +8,7 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Version, unique};
 
+use crate::stages::recovered;
 use crate::support::{SOON, Scene, event, send_to, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
@@ -321,12 +322,7 @@ async fn pods_leave_by_three_modes_through_kills_and_the_node_comes_back() -> an
         .product
         .wait_for("the story of the drain", SOON, told)
         .await?;
-    drain
-        .scene
-        .product
-        .client(["inject", "recovery"])
-        .await?
-        .expect(0)?;
+    recovered(&drain.scene).await?;
     drain.scene.restored().await?;
     drain.condition("Drained", "False").await
 }

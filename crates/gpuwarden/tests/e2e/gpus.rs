@@ -60,11 +60,13 @@ async fn a_fault_that_the_driver_tells_comes_and_goes_with_it() -> anyhow::Resul
         source(status)["state"] == "following" && detail.starts_with("fake: 2 GPUs")
     })
     .await?;
-    let metrics = product.get("/metrics").await?;
-    assert!(
-        metrics.contains("gpuwarden_gpu_temperature_celsius{gpu=\"1\""),
-        "{metrics}"
-    );
+    let measured = || async {
+        let metrics = product.get("/metrics").await;
+        let metrics = metrics.map_err(|error| error.to_string())?;
+        let found = metrics.contains("gpuwarden_gpu_temperature_celsius{gpu=\"1\"");
+        found.then_some(()).ok_or(metrics)
+    };
+    product.wait_for("a temperature", SOON, measured).await?;
 
     std::fs::write(file.path(), scenario("recovery_action = 2"))?;
     let status = wait(&product, "what the driver asks for", |status| {
@@ -204,10 +206,11 @@ async fn dcgm_is_a_second_source_whose_end_is_no_fault_and_mends_none() -> anyho
         let status = wait(&product, what, |status| {
             let dcgm = named(status, "gpu-dcgm");
             let detail = dcgm["detail"].as_str().unwrap_or_default();
-            dcgm["state"] == "failing" && detail.contains(reason)
+            // A child of a busy machine may miss the deadline once.
+            let nvml_follows = source(status)["state"] == "following";
+            dcgm["state"] == "failing" && detail.contains(reason) && nvml_follows
         });
         let status = status.await?;
-        assert_eq!(source(&status)["state"], "following", "{what}");
         // The missing response is a fault of its own, which is not fatal.
         let of_gpus = faults(&status);
         let of_gpus = of_gpus
@@ -323,6 +326,7 @@ async fn an_xid_of_the_driver_cordons_and_its_recovery_gives_back() -> anyhow::R
     let inject = ["inject", "xid", "79", "--gpu", "1", "--via", "nvml"];
     scene.product.client(inject).await?.expect(0)?;
     scene.cordoned().await?;
+    scene.faulty().await?;
     let recovery = ["inject", "recovery", "--gpu", "1"];
     scene.product.client(recovery).await?.expect(0)?;
     scene.restored().await?;

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use serde_json::json;
 use testkit::{ControlPlane, Options, Program, Version};
 
+use crate::stages::recovered;
 use crate::support::{SOON, Scene, event, recovery, send_to, xid};
 
 #[tokio::test]
@@ -21,7 +22,15 @@ async fn an_api_server_that_was_away_gets_the_cordon_and_the_release() -> anyhow
         .product
         .wait_line("cannot be watched; trying again", SOON)
         .await?;
-    assert_eq!(scene.product.client(["status"]).await?.code, Some(1));
+    let unwell = || async {
+        let status = scene.product.client(["status"]).await?;
+        anyhow::ensure!(status.code == Some(1), "{status:?}");
+        Ok(())
+    };
+    let product = &scene.product;
+    product
+        .wait_for("a status that says so", SOON, unwell)
+        .await?;
     plane.restart(Program::ApiServer)?;
     plane.wait_ready().await?;
     scene.cordoned().await?;
@@ -29,11 +38,7 @@ async fn an_api_server_that_was_away_gets_the_cordon_and_the_release() -> anyhow
 
     // A recovery during another outage: the node is returned to service after the outage.
     plane.kill(Program::ApiServer)?;
-    scene
-        .product
-        .client(["inject", "recovery"])
-        .await?
-        .expect(0)?;
+    recovered(&scene).await?;
     plane.restart(Program::ApiServer)?;
     plane.wait_ready().await?;
     scene.restored().await?;
@@ -63,11 +68,7 @@ async fn an_etcd_that_hangs_for_twenty_seconds_delays_and_loses_nothing() -> any
     plane.cont(Program::Etcd)?;
     plane.wait_ready().await?;
     scene.cordoned().await?;
-    scene
-        .product
-        .client(["inject", "recovery"])
-        .await?
-        .expect(0)?;
+    recovered(&scene).await?;
     scene.restored().await
 }
 

@@ -12,7 +12,7 @@ use runtime::tls::ClientTls;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::{
-    Authority, ControlPlane, Launch, Options, Private, Product, Purpose, Version, unique, wait_for,
+    Authority, ControlPlane, Launch, Options, Private, Purpose, Version, unique, wait_for,
 };
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -22,7 +22,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::apart::pod_token;
 use crate::doctor::one;
-use crate::support::{SOON, own_port, xid};
+use crate::support::{SOON, own_port, taken_in, xid};
 
 const NAMESPACE: &str = "gpuwarden";
 const SECRET: &str = "gpuwarden-controller-tls";
@@ -142,22 +142,6 @@ fn probe(port: u16, ca: &Path) -> anyhow::Result<(watch::Receiver<Vec<u8>>, Join
     Ok((served, probing))
 }
 
-/// Waits until the controller has taken in as many events.
-async fn applied(controller: &Product, events: u64) -> anyhow::Result<()> {
-    let wait = format!("{events} events");
-    controller
-        .wait_for(&wait, SOON, || async {
-            let status = controller.client(["status", "-o", "json"]).await;
-            let status = status.map_err(|error| error.to_string())?.stdout;
-            let found: Value = serde_json::from_str(&status).map_err(|error| error.to_string())?;
-            match found["fleet"]["applied"].as_u64() {
-                Some(applied) if applied >= events => Ok(()),
-                _ => Err(status),
-            }
-        })
-        .await
-}
-
 async fn plane() -> anyhow::Result<Option<Private>> {
     let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
         return Ok(None);
@@ -211,7 +195,7 @@ async fn an_authority_is_replaced_under_a_running_agent_and_nothing_is_lost() ->
         .start()
         .await?;
     agent.append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
-    applied(&first, 1).await?;
+    taken_in(&first, 1).await?;
     let (mut served, probing) = probe(port, &mount.ca())?;
     served.wait_for(|der| !der.is_empty()).await?;
     let old = served.borrow_and_update().clone();
@@ -223,14 +207,14 @@ async fn an_authority_is_replaced_under_a_running_agent_and_nothing_is_lost() ->
     let changed = served.wait_for(|der| *der != old);
     tokio::time::timeout(LIFETIME + SOON, changed).await??;
     agent.append_kernel_log(&xid(119, "Timeout waiting for RPC"))?;
-    applied(&first, 2).await?;
+    taken_in(&first, 2).await?;
 
     // The next leader has the same certificate, and the running agent trusts it.
     let second = launch()?.start().await?;
     let (exit, _) = first.terminate().await?;
     assert!(exit.success(), "{}", first.failure("it failed"));
     agent.append_kernel_log(&xid(48, "DBE (double bit error)"))?;
-    applied(&second, 3).await?;
+    taken_in(&second, 3).await?;
     assert_eq!(published(&maps, 2).await?, both);
     let config = plane.kubeconfig().display().to_string();
     let doctor = [

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Version};
 
 use crate::runbook::Reader;
+use crate::stages::recovered;
 use crate::support::{SOON, Scene, event, install_crds, send_to, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
@@ -186,8 +187,7 @@ async fn a_fault_is_drained_repaired_and_given_back_through_kills() -> anyhow::R
     );
     repair.scene.product.restart().await?;
     repair.awaits("the recovery of its faults").await?;
-    let recovered = repair.scene.product.client(["inject", "recovery"]).await?;
-    recovered.expect(0)?;
+    recovered(&repair.scene).await?;
     repair.scene.restored().await?;
     // One resource was created, across all kills.
     assert_eq!(repair.made().await?.len(), 1);
@@ -365,8 +365,7 @@ async fn what_asks_waits_through_kills_until_a_person_approves_it() -> anyhow::R
     ];
     repair.set(&name, json!(done)).await?;
     repair.state("remediation-succeeded").await?;
-    let recovered = repair.scene.product.client(["inject", "recovery"]).await?;
-    recovered.expect(0)?;
+    recovered(&repair.scene).await?;
     repair.scene.restored().await?;
     let nothing = repair.scene.product.command(["approve", &node]).await?;
     assert_ne!(nothing.code, Some(0), "nothing waits: {}", nothing.stdout);
@@ -469,8 +468,7 @@ async fn what_was_repaired_comes_back_once_its_job_has_succeeded() -> anyhow::Re
     let done = [condition("NodeReady", "True", "Succeeded")];
     repair.set(&name, json!(done)).await?;
     repair.state("remediation-succeeded").await?;
-    let recovered = repair.scene.product.client(["inject", "recovery"]).await?;
-    recovered.expect(0)?;
+    recovered(&repair.scene).await?;
     repair.awaits("the end of Job validate-").await?;
     repair.scene.product.restart().await?;
     repair.awaits("the end of Job validate-").await?;

@@ -6,7 +6,7 @@ use contract::HealthEvent;
 use serde_json::Value;
 use testkit::Launch;
 
-use crate::support::{gpuwarden, send_to};
+use crate::support::{gpuwarden, send_to, taken_in};
 
 /// Returns a line of `/var/log/kern.log` with an ISO time, which has year and time zone.
 fn line(second: u32, text: &str) -> String {
@@ -227,6 +227,7 @@ async fn what_events_writes_is_what_replay_reads() -> anyhow::Result<()> {
     for code in ["79", "13"] {
         product.client(["inject", "xid", code]).await?.expect(0)?;
     }
+    taken_in(&product, 2).await?;
     product
         .client(["inject", "recovery", "--code", "79"])
         .await?

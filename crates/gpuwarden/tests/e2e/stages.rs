@@ -56,6 +56,7 @@ fn fault(scene: &Scene) -> anyhow::Result<()> {
 
 /// Reports the recovery of the node's faults, as a person would.
 pub(crate) async fn recovered(scene: &Scene) -> anyhow::Result<()> {
+    scene.faulty().await?;
     let recovered = scene.product.client(["inject", "recovery"]).await?;
     recovered.expect(0).map(drop)
 }
@@ -163,6 +164,16 @@ async fn a_pause_of_repairs_holds_back_what_has_not_begun_until_it_is_resumed() 
         said.contains("New quarantines, drains and repairs"),
         "{said}"
     );
+    // The node and the pause are watched separately: the veto ends once the pause holds.
+    scene
+        .product
+        .wait_for("the pause in the status", SOON, || async {
+            let status = scene.status().await.map_err(|error| error.to_string())?;
+            let brake = &status["fleet"]["brake"];
+            let is_paused = brake["paused"].is_string();
+            is_paused.then_some(()).ok_or(brake.to_string())
+        })
+        .await?;
     let end = ["veto", &scene.node, "--end"];
     let said = scene.product.command([&end[..], &cluster].concat());
     said.await?.expect(0)?;

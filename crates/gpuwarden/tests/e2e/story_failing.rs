@@ -75,7 +75,8 @@ async fn a_provider_that_throttles_is_asked_again_and_where_it_refuses_a_person_
         busy.after(SignedDuration::from_secs(seconds))
     };
     let refuses = || ProviderFailure::new(Class::Permanent, "PERMISSION_DENIED", "not for you");
-    let provider = Played::failing([busy(1), busy(5), refuses(), refuses()]);
+    // The second try is to be seen, also by a busy machine.
+    let provider = Played::failing([busy(1), busy(10), refuses(), refuses()]);
     // First a gentle reboot, then a harder one.
     let story = Story::new(&plane, "", &resets_by("RebootNode"), provider).await?;
     let drain = &story.drain;

@@ -334,6 +334,7 @@ async fn however_old_it_is_when_it_is_killed_in_a_step_the_story_ends_the_same()
     killed.story.boots("boot-2").await?;
     let repaired = async |story: &Story| Ok(state(story).await? == "remediation-succeeded");
     killed.until("the end of the repair", repaired).await?;
+    // A process that has just started knows no fault yet.
     recovered(&killed.story.drain.scene).await?;
     killed.until("the node as it was", is_restored).await?;
     killed.story.drain.scene.restored().await?;

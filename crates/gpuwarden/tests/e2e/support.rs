@@ -188,14 +188,18 @@ impl Scene {
 
     /// Waits until the product has processed `events` events.
     pub(crate) async fn taken_in(&self, events: u64) -> anyhow::Result<()> {
+        taken_in(&self.product, events).await
+    }
+
+    /// Waits until the status shows a fault of the node. `inject recovery` reads the status, which
+    /// follows the product with a delay: the node may be cordoned before.
+    pub(crate) async fn faulty(&self) -> anyhow::Result<()> {
         self.product
-            .wait_for("events to be taken in", SOON, || async {
-                let status = self.status().await.map_err(|error| error.to_string())?;
-                let applied = status["fleet"]["applied"].as_u64().unwrap_or(0);
-                if applied >= events {
-                    Ok(())
-                } else {
-                    Err(format!("{applied} of {events}"))
+            .wait_for("a fault in the status", SOON, || async {
+                let shown = self.shown().await.map_err(|error| error.to_string())?;
+                match shown["faults"].as_array() {
+                    Some(faults) if !faults.is_empty() => Ok(()),
+                    _ => Err(shown.to_string()),
                 }
             })
             .await
@@ -379,6 +383,23 @@ pub(crate) fn recovery(node: &str, gpu: &str) -> HealthEvent {
         recommended_action: 0,
         ..event(node, gpu)
     }
+}
+
+/// Waits until a product has processed `events` events, and its status shows their faults.
+pub(crate) async fn taken_in(product: &Product, events: u64) -> anyhow::Result<()> {
+    product
+        .wait_for("events to be taken in", SOON, || async {
+            let output = product.client(["status", "-o", "json"]).await;
+            let output = output.map_err(|error| error.to_string())?.stdout;
+            let status: Value = serde_json::from_str(&output).map_err(|error| error.to_string())?;
+            let applied = status["fleet"]["applied"].as_u64().unwrap_or(0);
+            if applied >= events {
+                Ok(())
+            } else {
+                Err(format!("{applied} of {events}"))
+            }
+        })
+        .await
 }
 
 /// Sends events to the product's socket, as any monitor does.
