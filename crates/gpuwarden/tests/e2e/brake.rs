@@ -132,9 +132,14 @@ impl Fleet {
         Ok(())
     }
 
-    async fn story(&self, node: &str) -> anyhow::Result<String> {
-        let output = self.product.client(["explain", node]).await?;
-        Ok(output.stdout)
+    /// Waits until the story of a node contains this text: the journal is written with a delay.
+    async fn tells(&self, node: &str, text: &str) -> anyhow::Result<()> {
+        let tells = || async {
+            let story = self.product.client(["explain", node]).await;
+            let story = story.map_err(|error| error.to_string())?.stdout;
+            story.contains(text).then_some(()).ok_or(story)
+        };
+        self.product.wait_for(text, SOON, tells).await
     }
 
     async fn metric(&self, line: &str) -> anyhow::Result<()> {
@@ -177,11 +182,12 @@ async fn a_budget_holds_lets_go_when_there_is_room_and_survives_a_kill() -> anyh
     fleet.settles(&["n1", "n2"], &[]).await?;
     fleet.send(faults(["n3", "n4", "n5"])).await?;
     fleet.settles(&["n1", "n2"], &["n3", "n4", "n5"]).await?;
-    let story = fleet.story("n3").await?;
-    assert!(
-        story.contains("2 of 10 nodes are out of service (n1, n2), and 2 (20%) may be"),
-        "{story}"
-    );
+    fleet
+        .tells(
+            "n3",
+            "2 of 10 nodes are out of service (n1, n2), and 2 (20%) may be",
+        )
+        .await?;
     fleet.metric("gpuwarden_quarantine_held_nodes 3").await?;
     let mut reader = Reader::beside(&fleet.product, Some(&fleet.plane))?;
     reader.runbook("GpuwardenQuarantineHeld", &[]).await?;
@@ -267,11 +273,9 @@ async fn the_circuit_breaker_trips_gives_back_and_follows_its_config_map() -> an
         .await?;
     fleet.breaker("CLOSED", "RESUME").await?;
     fleet.settles(&["n1", "n2", "n3"], &[]).await?;
-    let story = fleet.story("n4").await?;
-    assert!(
-        story.contains("dropped when the circuit breaker was reset"),
-        "{story}"
-    );
+    fleet
+        .tells("n4", "dropped when the circuit breaker was reset")
+        .await?;
     // Dropped nodes stay dropped across a restart, until they are reported again.
     fleet.product.restart().await?;
     fleet.settles(&["n1", "n2", "n3"], &[]).await?;
@@ -314,12 +318,9 @@ async fn the_circuit_breaker_trips_gives_back_and_follows_its_config_map() -> an
     fleet.maps.create(&PostParams::default(), &anew).await?;
     fleet.breaker("CLOSED", "RESUME").await?;
     fleet.settles(&["n1", "n2", "n3", "n4"], &[]).await?;
-    let story = fleet.story("n0").await?;
-    assert!(
-        story.contains("dropped when the circuit breaker was reset"),
-        "{story}"
-    );
-    Ok(())
+    fleet
+        .tells("n0", "dropped when the circuit breaker was reset")
+        .await
 }
 
 #[tokio::test]
@@ -379,7 +380,7 @@ async fn a_pause_holds_new_ones_only_and_ends_by_itself_or_by_hand() -> anyhow::
 
     // The pause ends without a restart.
     client(
-        &["pause", "--for", "10s", "--reason", "a short one"],
+        &["pause", "--for", "30s", "--reason", "a short one"],
         NAMESPACE,
     )?
     .await?
@@ -398,11 +399,9 @@ async fn a_pause_holds_new_ones_only_and_ends_by_itself_or_by_hand() -> anyhow::
         .await?;
     fleet.send(faults(["n2"])).await?;
     fleet.settles(&["n1", "n2"], &[]).await?;
-    let story = fleet.story("n2").await?;
-    assert!(
-        story.contains("held back: new quarantines are paused"),
-        "{story}"
-    );
+    fleet
+        .tells("n2", "held back: new quarantines are paused")
+        .await?;
 
     // Invalid requests are refused with a reason.
     for (args, expected) in [

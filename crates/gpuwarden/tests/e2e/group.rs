@@ -102,7 +102,8 @@ impl Group {
         Ok(serde_json::from_str(&output)?)
     }
 
-    /// Waits until the nodes that are out of service are these.
+    /// Waits until the nodes that are out of service are these. A node that has returned twice within
+    /// the hour waits for a minute.
     pub(crate) async fn until_out(&self, names: &[String]) -> anyhow::Result<()> {
         let names: BTreeSet<String> = names.iter().cloned().collect();
         let are_out = || async {
@@ -114,7 +115,7 @@ impl Group {
             }
         };
         let what = format!("{names:?} to be out of service");
-        self.product.wait_for(&what, SOON, are_out).await
+        self.product.wait_for(&what, SOON * 2, are_out).await
     }
 
     /// Waits until these nodes of the group, and no others, are in a state of the status.

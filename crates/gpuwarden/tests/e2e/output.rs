@@ -72,9 +72,14 @@ async fn goes_on(output: impl Into<OwnedFd>, loses_lines: bool) -> anyhow::Resul
             }
         })
         .await?;
-    let metrics = product.get("/metrics").await?;
-    let none_lost = metrics.contains("\ngpuwarden_log_lines_lost_total 0\n");
-    assert_eq!(none_lost, !loses_lines, "{metrics}");
+    // A task of its own writes the lines.
+    let counted = || async {
+        let metrics = product.get("/metrics").await;
+        let metrics = metrics.map_err(|error| error.to_string())?;
+        let none_lost = metrics.contains("\ngpuwarden_log_lines_lost_total 0\n");
+        (none_lost != loses_lines).then_some(()).ok_or(metrics)
+    };
+    product.wait_for("the lost lines", SOON, counted).await?;
     let (status, _) = product.terminate().await?;
     assert_eq!(status.code(), Some(0));
     Ok(())

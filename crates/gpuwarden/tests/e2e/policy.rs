@@ -35,6 +35,24 @@ async fn policy_until(scene: &Scene, holds: impl Fn(&Value) -> bool) -> anyhow::
         .await
 }
 
+/// Waits until an entry of the node's story contains these texts: the journal is written with a
+/// delay.
+async fn tells(scene: &Scene, texts: &[&str]) -> anyhow::Result<()> {
+    let told = || async {
+        let story = scene.story().await.map_err(|error| error.to_string())?;
+        let has_all = |text: &String| texts.iter().all(|part| text.contains(part));
+        if story.iter().any(|(_, text)| has_all(text)) {
+            Ok(())
+        } else {
+            Err(format!("{story:?}"))
+        }
+    };
+    scene
+        .product
+        .wait_for(&format!("{texts:?}"), SOON, told)
+        .await
+}
+
 #[tokio::test]
 async fn a_policy_in_a_config_map_is_followed() -> anyhow::Result<()> {
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
@@ -90,13 +108,7 @@ async fn a_policy_in_a_config_map_is_followed() -> anyhow::Result<()> {
             }
         })
         .await?;
-    let story = scene.story().await?;
-    assert!(
-        story
-            .iter()
-            .any(|(_, text)| text.contains("has changed; its rule sets are: fatal")),
-        "{story:?}"
-    );
+    tells(&scene, &["has changed; its rule sets are: fatal"]).await?;
     maps.delete(&name, &kube::api::DeleteParams::default())
         .await?;
     policy_until(&scene, |policy| policy["error"].is_string()).await?;
@@ -235,13 +247,7 @@ async fn an_operator_releases_a_node_and_says_why() -> anyhow::Result<()> {
     let annotations = &node["metadata"]["annotations"];
     assert!(annotations["gpuwarden.dev/released-at"].is_string());
     assert!(annotations["gpuwarden.dev/release"].is_null());
-    let story = scene.story().await?;
-    assert!(
-        story
-            .iter()
-            .any(|(_, text)| text.contains("released by") && text.contains("GPU 3 was swapped")),
-        "{story:?}"
-    );
+    tells(&scene, &["released by", "GPU 3 was swapped"]).await?;
     words_until(&scene, &["Cancelled"]).await?;
     // Later events are judged separately.
     scene

@@ -71,10 +71,7 @@ async fn two_that_run_for_one_node_leave_each_others_session_alone() -> anyhow::
 
     send_to(&rival, well("1")).await?;
     scene.restored().await?;
-    let patches =
-        patches(&scene.product, &scene.node).await? + patches(&rival, &scene.node).await?;
-    assert!((4..=MOST_PATCHES).contains(&patches), "{patches}");
-    Ok(())
+    few_patches(&scene, &rival).await
 }
 
 /// A store that is created later takes the session over, as after the loss of a data directory.
@@ -98,9 +95,7 @@ async fn one_that_comes_later_takes_the_session_over_once() -> anyhow::Result<()
     scene.cordoned().await?;
     send_to(&scene.product, vec![recovery(node, "0")]).await?;
     scene.restored().await?;
-    let made = patches(&scene.product, node).await? + patches(&rival, node).await?;
-    assert!((4..=MOST_PATCHES).contains(&made), "{made}");
-    Ok(())
+    few_patches(&scene, &rival).await
 }
 
 /// Starts another product for the same node.
@@ -127,6 +122,19 @@ async fn notes(product: &Product, node: &str, text: &str) -> anyhow::Result<()> 
             }
         })
         .await
+}
+
+/// Waits until both have patched the node four times together, and not much more: the journal is
+/// written with a delay.
+async fn few_patches(scene: &Scene, rival: &Product) -> anyhow::Result<()> {
+    let few = || async {
+        let first = patches(&scene.product, &scene.node).await?;
+        let patches = first + patches(rival, &scene.node).await?;
+        anyhow::ensure!((4..=MOST_PATCHES).contains(&patches), "{patches}");
+        Ok(())
+    };
+    let product = &scene.product;
+    product.wait_for("the patches of both", SOON, few).await
 }
 
 /// Returns the number of patches of the node that the product has tried.

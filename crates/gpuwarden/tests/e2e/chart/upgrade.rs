@@ -119,21 +119,30 @@ async fn a_session_outlives_an_upgrade_and_a_rollback_in_the_middle_of_its_drain
     release.still(&session, "quarantined").await?;
     release.returned(&before).await?;
 
-    let story = release.controller.client(["explain", "gpu-1"]).await?;
-    let mut rest = story.stdout.as_str();
-    for told in [
-        "opens the fault GpuMemWatch",
-        "quarantine: cordon",
-        "quarantined -> draining",
-        "draining -> quarantined",
-        "release: uncordon",
-    ] {
-        let (_, after) = rest
-            .split_once(told)
-            .with_context(|| format!("{told:?} is missing or out of order in\n{}", story.stdout))?;
-        rest = after;
-    }
-    assert_eq!(story.stdout.matches("quarantine: cordon").count(), 1);
+    // The journal is written with a delay.
+    let told = || async {
+        let story = release
+            .controller
+            .client(["explain", "gpu-1"])
+            .await?
+            .stdout;
+        let mut rest = story.as_str();
+        for told in [
+            "opens the fault GpuMemWatch",
+            "quarantine: cordon",
+            "quarantined -> draining",
+            "draining -> quarantined",
+            "release: uncordon",
+        ] {
+            let (_, after) = rest
+                .split_once(told)
+                .with_context(|| format!("{told:?} is missing or out of order in\n{story}"))?;
+            rest = after;
+        }
+        anyhow::Ok(story)
+    };
+    let story = wait_for("the story of the node", SOON, told).await?;
+    assert_eq!(story.matches("quarantine: cordon").count(), 1);
     let pods = release.plane.kubectl(["get", "pods", "-o", "name"]).await?;
     assert_eq!(pods, "pod/worker\n");
     nothing_refused(&release.plane, "gpuwarden-controller")?;
@@ -209,8 +218,9 @@ async fn a_drain_that_is_taken_away_stops_and_the_node_returns_as_it_was() -> an
     .await?;
 
     release.ends().await?;
-    let before_upgrade = requested(&release.plane, "gpuwarden-controller", EVICTIONS)?;
     helm.deploy(&["quarantine"], &[]).await?;
+    // The last ones may come late into the audit log.
+    let before_upgrade = requested(&release.plane, "gpuwarden-controller", EVICTIONS)?;
     release.starts_again().await?;
     release.still(&session, "quarantined").await?;
     let no_drain = |node: &Value| condition(node, "DrainInProgress")["status"] == "False";
