@@ -33,8 +33,8 @@ use crate::support::SOON;
 pub(crate) const NAMESPACE: &str = "gpuwarden";
 /// Files of values, in the order of the ladder; the last goes beside any.
 const LADDER: [&str; 4] = ["observe", "quarantine", "repair", "preflight"];
-/// Longest time of a call of Helm that waits for pods.
-const HELM_LIMIT: Duration = Duration::from_secs(120);
+/// Longest time of a call of Helm that waits for pods: Helm's own.
+const HELM_LIMIT: Duration = Duration::from_secs(300);
 
 /// Helm, and the chart.
 pub(crate) struct Helm {
@@ -152,11 +152,16 @@ async fn installs_upgrades_and_goes(version: Version) -> anyhow::Result<()> {
     // Each step up, and back to the first one.
     helm.deploy(&["quarantine"], &[]).await?;
     helm.deploy(&["repair", "preflight"], &[]).await?;
-    let replicas = ["-n", NAMESPACE, "get", "deployments", "-o"];
+    // Helm does not wait for the end of the pods of before.
     let of_each = "jsonpath={range .items[*]}{.metadata.name}={.status.readyReplicas} {end}";
-    let replicas = replicas.into_iter().chain([of_each]);
-    let replicas = plane.kubectl(replicas).await?;
-    assert_eq!(replicas, "gpuwarden-controller=2 gpuwarden-webhook=2 ");
+    let replicas = ["-n", NAMESPACE, "get", "deployments", "-o", of_each];
+    testkit::wait_for("two replicas of each", SOON, || async {
+        let replicas = plane.kubectl(replicas).await?;
+        let both = "gpuwarden-controller=2 gpuwarden-webhook=2 ";
+        ensure!(replicas == both, "{replicas}");
+        Ok(())
+    })
+    .await?;
     let back = ["rollback", "gpuwarden", "1", "-n", NAMESPACE, "--wait"];
     helm.run(&back).await?;
     let role = ["get", "clusterrole", "gpuwarden-controller", "-o", "json"];

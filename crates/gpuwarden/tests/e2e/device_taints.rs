@@ -156,7 +156,7 @@ async fn scene(
 ) -> anyhow::Result<(Scene, PathBuf)> {
     let file = std::env::temp_dir().join(unique("policy"));
     std::fs::write(&file, policy)?;
-    let scene = Scene::with(plane, describe, |node| {
+    let mut scene = Scene::with(plane, describe, |node| {
         let launch = Launch::new()?
             .node_name(node)
             .kubeconfig(plane.kubeconfig())
@@ -165,6 +165,8 @@ async fn scene(
     })
     .await?;
     devices.publish(&scene.node, gpus).await?;
+    // It has the devices from a list then, however late its watch is.
+    scene.product.restart().await?;
     scene.ready().await?;
     Ok((scene, file))
 }
@@ -500,7 +502,8 @@ async fn the_role_of_the_chart_is_enough() -> anyhow::Result<()> {
             "devicetaintrules.resource.k8s.io",
             &who,
         ];
-        assert_eq!(plane.kubectl(may).await?.trim(), "yes", "{verb}");
+        // The API server learns of a role with a delay; kubectl fails where it says no.
+        testkit::wait_for(verb, SOON, || plane.kubectl(may)).await?;
     }
     let may = [
         "auth",
@@ -510,6 +513,6 @@ async fn the_role_of_the_chart_is_enough() -> anyhow::Result<()> {
         "-A",
         &who,
     ];
-    assert_eq!(plane.kubectl(may).await?.trim(), "yes");
+    testkit::wait_for("the watch of claims", SOON, || plane.kubectl(may)).await?;
     Ok(())
 }

@@ -236,7 +236,8 @@ pub(crate) async fn says(product: &Product, expected: [&str; 2]) -> anyhow::Resu
 
 #[tokio::test]
 async fn an_agent_knows_the_faults_of_its_node_from_the_controller() -> anyhow::Result<()> {
-    let port = own_port()?.local_addr()?.to_string();
+    let place = own_port()?;
+    let port = place.local_addr()?.to_string();
     let controller = Launch::controller()?
         .option("--grpc-insecure", "true")
         .option("--grpc-listen", &port)

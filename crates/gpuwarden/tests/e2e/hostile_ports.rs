@@ -22,7 +22,7 @@ use runtime::tls::ClientTls;
 use serde_json::{Value, json};
 use testkit::{Balancer, ControlPlane, Options, Version, unique};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -76,6 +76,8 @@ struct Ports {
     namespace: String,
     provider: tokio::process::Child,
     provider_address: SocketAddr,
+    /// Reserve the ports of the rendezvous and of the provider.
+    _places: [TcpSocket; 2],
     _balancer: Balancer,
     _directory: tempfile::TempDir,
     _guard: tokio_util::sync::DropGuard,
@@ -148,6 +150,7 @@ impl Ports {
             namespace,
             provider,
             provider_address,
+            _places: [place, port],
             _balancer: balancer,
             _directory: directory,
             _guard: guard,

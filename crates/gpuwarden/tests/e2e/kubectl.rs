@@ -185,10 +185,14 @@ async fn the_plugin_asks_the_controller_with_the_rights_of_its_caller() -> anyho
         plane.kubectl(bind).await
     };
     may("see", &["--verb=get,list", "--resource=pods"]).await?;
-    let refused = run(&status).await?;
-    assert_eq!(refused.code, Some(2), "{refused:?}");
-    let part = "cannot create resource \"pods/portforward\"";
-    assert!(refused.stderr.contains(part), "{refused:?}");
+    // The API server learns of a role with a delay.
+    wait_for("the refusal of the connection", SOON, || async {
+        let refused = run(&status).await.map_err(|error| error.to_string())?;
+        let part = "cannot create resource \"pods/portforward\"";
+        let is_it = refused.code == Some(2) && refused.stderr.contains(part);
+        is_it.then_some(()).ok_or(format!("{refused:?}"))
+    })
+    .await?;
 
     may("ask", &["--verb=create", "--resource=pods/portforward"]).await?;
     let found: Value = wait_for("the answer of the controller", SOON, || async {

@@ -264,7 +264,13 @@ async fn nodes_are_labelled_by_one_patch_each_through_a_kill_and_follow_their_ob
     let node = cluster.nodes.get(&node_name(0)).await?;
     assert_eq!(node.metadata.labels.unwrap()["example.com/mine"], "1");
 
-    // Nothing is patched once all is as it should be.
+    // Nothing is patched once all is as it should be, and the log has the patch of each node.
+    wait_for("a patch of each node in the audit log", SOON, || async {
+        let patched = cluster.patches().map_err(|error| error.to_string())?;
+        let all = patched.len() == NODES + 1;
+        all.then_some(()).ok_or(format!("{patched:?}"))
+    })
+    .await?;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let settled = cluster.patches()?;
 

@@ -377,13 +377,20 @@ async fn a_forbidden_kind_blinds_its_policy_alone_until_it_is_permitted() -> any
     let secrets = "v1/Secret in default (for locked)";
     watched.blind(secrets, true).await?;
     // The blindness is shown and counted.
-    let metrics = watched.scene.product.get("/metrics").await?;
-    for line in [
-        "gpuwarden_objects_blind_watches 2\n",
-        "gpuwarden_source_up{source=\"objects\"} 0\n",
-    ] {
-        assert!(metrics.contains(line), "{metrics}");
-    }
+    let counted = || async {
+        let metrics = watched.scene.product.get("/metrics").await?;
+        for line in [
+            "gpuwarden_objects_blind_watches 2\n",
+            "gpuwarden_source_up{source=\"objects\"} 0\n",
+        ] {
+            anyhow::ensure!(metrics.contains(line), "{metrics}");
+        }
+        Ok(())
+    };
+    let product = &watched.scene.product;
+    product
+        .wait_for("both blind watches", SOON, counted)
+        .await?;
     watched.unmark("one").await?;
     watched.scene.restored().await?;
     watched.scene.node = other;

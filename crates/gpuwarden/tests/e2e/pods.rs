@@ -183,7 +183,8 @@ async fn a_pod_says_which_gpus_it_has_by_agent_and_controller() -> anyhow::Resul
     let Some(plane) = ControlPlane::private(Version::V1_37, options).await? else {
         return Ok(());
     };
-    let port = own_port()?.local_addr()?.to_string();
+    let place = own_port()?;
+    let port = place.local_addr()?.to_string();
     let scene = Scene::with(&plane, NodeBuilder::without_kubelet, |_| {
         let launch = Launch::controller()?.kubeconfig(plane.kubeconfig());
         Ok(launch

@@ -240,12 +240,16 @@ async fn gpus_are_reset_and_services_and_the_node_are_as_they_were() -> anyhow::
     let line = format!("[  200.000000] GPU reset executed: {UUID}, success: true\n");
     requests.scene.product.append_kernel_log(&line)?;
     requests.scene.restored().await?;
-    let metrics = requests.scene.product.get("/metrics").await?;
-    assert!(
-        metrics.contains("gpu_reset_requests_completed_total"),
-        "{metrics}"
-    );
-    Ok(())
+    let counted = || async {
+        let metrics = requests.scene.product.get("/metrics").await;
+        let metrics = metrics.map_err(|error| error.to_string())?;
+        let is_counted = metrics.contains("gpu_reset_requests_completed_total");
+        is_counted.then_some(()).ok_or(metrics)
+    };
+    let product = &requests.scene.product;
+    product
+        .wait_for("the count of the reset", SOON, counted)
+        .await
 }
 
 #[tokio::test]
@@ -416,14 +420,17 @@ async fn a_node_is_handed_over_left_alone_and_taken_back() -> anyhow::Result<()>
     requests
         .is("its deletion", &requests_of, "x1", Value::is_null)
         .await?;
-    let events = requests
-        .plane
-        .kubectl(["get", "events", "-o", "name"])
-        .await?;
-    for reason in ["releasetaintapplied", "releasetaintremoved"] {
-        assert!(events.contains(&format!("x1.{reason}")), "{events}");
-    }
-    Ok(())
+    // Events are written beside everything else.
+    let told = || async {
+        let events = ["get", "events", "-o", "name"];
+        let events = requests.plane.kubectl(events).await;
+        let events = events.map_err(|error| error.to_string())?;
+        let mut reasons = ["releasetaintapplied", "releasetaintremoved"].iter();
+        let all = reasons.all(|reason| events.contains(&format!("x1.{reason}")));
+        all.then_some(()).ok_or(events)
+    };
+    let product = &requests.scene.product;
+    product.wait_for("both Events", SOON, told).await
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use anyhow::ensure;
 use contract::{HealthEvent, RecommendedAction};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::Client;
@@ -37,6 +38,18 @@ taint = { key = "gpuwarden.dev/out", value = "fault", effect = "NoSchedule" }
 kind = "HealthEvent"
 expression = "event.isFatal"
 "#;
+
+/// Objects that gpuwarden makes in the first story, by the beginnings of their paths.
+const KINDS: [&str; 8] = [
+    "lease gpuwarden/gpuwarden-controller",
+    "lease gpuwarden-webhook-test/gpuwarden-webhook",
+    "/api/v1/configmaps gpuwarden/gpuwarden",
+    "/api/v1/secrets gpuwarden-webhook-test/gpuwarden-webhook-tls",
+    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations /gpuwarden-preflight",
+    "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations /gpuwarden-requests",
+    "/apis/resource.k8s.io/v1/devicetaintrules /",
+    "/apis/nvsentinel.dgxc.nvidia.com/v1/externalremediationrequests /extrr-handed-over",
+];
 
 /// A cluster, and what was in it before gpuwarden.
 struct Before {
@@ -273,23 +286,15 @@ async fn everything_is_as_it_was_before_gpuwarden_came() -> anyhow::Result<()> {
         assert_ne!(said.code, Some(2), "{}", said.stderr);
     }
     by_others(&before.client).await?;
-    let there = objects(&before.client).await?;
-    for kind in [
-        "lease gpuwarden/gpuwarden-controller",
-        "lease gpuwarden-webhook-test/gpuwarden-webhook",
-        "/api/v1/configmaps gpuwarden/gpuwarden",
-        "/api/v1/secrets gpuwarden-webhook-test/gpuwarden-webhook-tls",
-        "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations /gpuwarden-preflight",
-        "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations /gpuwarden-requests",
-        "/apis/resource.k8s.io/v1/devicetaintrules /",
-        "/apis/nvsentinel.dgxc.nvidia.com/v1/externalremediationrequests /extrr-handed-over",
-    ] {
-        assert!(
-            there.keys().any(|path| path.starts_with(kind)),
-            "{kind} of {:?}",
-            there.keys()
-        );
-    }
+    wait_for("an object of each kind", SOON, || async {
+        let there = objects(&before.client).await?;
+        for kind in KINDS {
+            let is_there = there.keys().any(|path| path.starts_with(kind));
+            ensure!(is_there, "no {kind} of {:?}", there.keys());
+        }
+        Ok(())
+    })
+    .await?;
 
     // Nothing is changed while a gpuwarden acts, a request is under way, or nobody has decided
     // about the nodes.
@@ -312,7 +317,7 @@ async fn everything_is_as_it_was_before_gpuwarden_came() -> anyhow::Result<()> {
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    let unchanged = objects(&before.client).await?;
+    let unchanged = settled(&before.client).await?;
     let (code, plan) = before.uninstall(&["--plan", "--nodes", "return", "--abandon"]);
     assert_eq!(code, Some(0), "{plan}");
     for part in [
@@ -475,6 +480,16 @@ async fn a_second_run_finishes_what_was_killed_or_not_permitted() -> anyhow::Res
             "create clusterrolebinding {role} --clusterrole={role} --serviceaccount=default:unprivileged"
         );
         before.plane.kubectl(bind.split(' ')).await?;
+    }
+    // The API server learns of a role with a delay; kubectl fails where it says no.
+    for may in [
+        "list nodes",
+        "patch nodes",
+        "patch nodes --subresource=status",
+    ] {
+        let may = format!("auth can-i {may} --as=system:serviceaccount:default:unprivileged");
+        let asked = || before.plane.kubectl(may.split(' '));
+        wait_for("the roles to hold", SOON, asked).await?;
     }
     let (code, said) = uninstall(&account, &["--nodes", "return"]);
     assert_eq!(code, Some(1), "{said}");

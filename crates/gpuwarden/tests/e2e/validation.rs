@@ -148,6 +148,18 @@ impl Tests {
         by.wait_for(&format!("{count} Jobs"), SOON, seen).await
     }
 
+    /// Waits until the label of a node has this state; the node is cordoned.
+    async fn is_marked(&self, by: &Product, node: &str, state: &str) -> anyhow::Result<()> {
+        let seen = || async {
+            let node = object(&self.nodes, node).await?;
+            let found = &node["metadata"]["labels"][STATE];
+            anyhow::ensure!(found == state, "{found}");
+            assert_eq!(node["spec"]["unschedulable"], true, "{node}");
+            Ok(())
+        };
+        by.wait_for(state, SOON, seen).await
+    }
+
     /// Waits until a node is admitted, without marks of requests.
     async fn let_in(&self, by: &Product, node: &str) -> anyhow::Result<()> {
         let seen = || async {
@@ -180,8 +192,7 @@ async fn nodes_are_tested_through_the_death_of_who_leads_and_let_in() -> anyhow:
         message.contains("is not ready: gpu-allocatable does not hold")
     };
     tests.status(&first, "both", SOON, waits).await?;
-    let node = object(&tests.nodes, &one).await?;
-    assert_eq!(node["metadata"]["labels"][STATE], "validation-pending");
+    tests.is_marked(&first, &one, "validation-pending").await?;
     let shown = tests.plane.kubectl(["get", "validationrequests"]).await?;
     assert!(
         shown.contains("Pending") && shown.contains("gpu-allocatable"),
@@ -240,9 +251,7 @@ async fn a_failed_request_holds_its_node(tests: &Tests, by: &Product) -> anyhow:
     let last = &status["testGroups"][0]["attempts"][1];
     assert_eq!(last["failureReason"], "TestFailed", "{status}");
     assert_eq!(last["message"], "its object was deleted", "{status}");
-    let seen = object(&tests.nodes, &node).await?;
-    assert_eq!(seen["spec"]["unschedulable"], true);
-    assert_eq!(seen["metadata"]["labels"][STATE], "validation-failed");
+    tests.is_marked(by, &node, "validation-failed").await?;
     let params = DeleteParams::default();
     tests.requests.delete("fails", &params).await?;
     tests.let_in(by, &node).await?;

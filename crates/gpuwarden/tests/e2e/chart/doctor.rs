@@ -106,17 +106,24 @@ async fn doctor_in_a_pod_has_its_settings_and_its_account() -> anyhow::Result<()
     let Some(release) = Release::start("127.77.3.1", &["quarantine"], &[]).await? else {
         return Ok(());
     };
-    let found = release
-        .in_controller(&["doctor", "controller"])
-        .await?
-        .json(0)?;
+    // Neither is ready at once.
+    let found = wait_for("a controller without a problem", SOON, || async {
+        release
+            .in_controller(&["doctor", "controller"])
+            .await?
+            .json(0)
+    })
+    .await?;
     for check in ["settings", "server", "ready", "permissions", "tls"] {
         assert_eq!(one(&found, check)["result"], "ok", "{found:#}");
     }
     let may = one(&found, "permissions")["what"].to_string();
     let account = format!("system:serviceaccount:{NAMESPACE}:gpuwarden-controller");
     assert!(may.contains(&account), "{found:#}");
-    let found = release.in_agent(&["doctor", "agent"]).await?.json(0)?;
+    let found = wait_for("an agent without a problem", SOON, || async {
+        release.in_agent(&["doctor", "agent"]).await?.json(0)
+    })
+    .await?;
     for check in ["settings", "server", "ready", "controller", "tls", "token"] {
         assert_eq!(one(&found, check)["result"], "ok", "{found:#}");
     }

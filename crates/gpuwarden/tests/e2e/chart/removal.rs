@@ -1,12 +1,13 @@
 //! The way out of docs/uninstall.md: Helm removes what it installed, and gpuwarden what it wrote.
 
-use testkit::binary;
+use anyhow::ensure;
+use testkit::{binary, wait_for};
 
 use super::NAMESPACE;
 use super::release::Release;
 use crate::installed;
 use crate::snapshot::{restored, settled};
-use crate::support::{event, send_to};
+use crate::support::{SOON, event, send_to};
 use crate::uninstall::uninstall;
 use crate::webhook::Webhook;
 
@@ -60,15 +61,19 @@ async fn helm_and_gpuwarden_leave_what_the_page_lists_and_nothing_else() -> anyh
         .output()
         .await?;
     assert!(paused.status.success(), "{paused:?}");
-    let (code, said) = uninstall(&kubeconfig, &["--plan"]);
-    assert_eq!(code, Some(1), "{said}");
-    for first in [
-        "holds the Lease gpuwarden/gpuwarden-controller",
-        "holds the Lease gpuwarden/gpuwarden-webhook",
-        "--nodes return returns",
-    ] {
-        assert!(said.contains(first), "{first}: {said}");
-    }
+    // The webhook has its Lease some time after its start.
+    wait_for("a plan with all that is to be done first", SOON, || async {
+        let (code, said) = uninstall(&kubeconfig, &["--plan"]);
+        for first in [
+            "holds the Lease gpuwarden/gpuwarden-controller",
+            "holds the Lease gpuwarden/gpuwarden-webhook",
+            "--nodes return returns",
+        ] {
+            ensure!(code == Some(1) && said.contains(first), "{first}: {said}");
+        }
+        Ok(())
+    })
+    .await?;
     release.ends().await?;
     webhook.end().await?;
     helm.run(&["uninstall", "gpuwarden", "-n", NAMESPACE, "--wait"])
