@@ -73,7 +73,8 @@ pub enum Component {
     GrafanaSchema,
     /// A Chromium browser, for tests of the page.
     Chromium,
-    /// A Python interpreter with grpcio, grpcio-tools, protobuf and nvidia-ml-py.
+    /// A Python interpreter with the packages of `python/requirements.txt`: the stock gRPC client, and clients
+    /// and emulators of vendors.
     PythonGrpc,
     /// Directory with the NVML of several drivers, each as `VERSION/libnvidia-ml.so.1`.
     DriverLibraries,
@@ -379,7 +380,7 @@ impl fmt::Display for Component {
             Self::Chromium => f.write_str("chromium"),
             Self::Prometheus => f.write_str("prometheus, alertmanager"),
             Self::GrafanaSchema => f.write_str("types of Grafana"),
-            Self::PythonGrpc => f.write_str("python with grpcio"),
+            Self::PythonGrpc => f.write_str("python with its packages"),
             Self::DriverLibraries => f.write_str("NVML of several drivers"),
             Self::VendorWheels => f.write_str("CUDA, NCCL and headers"),
             Self::Go => f.write_str("go"),

@@ -329,7 +329,7 @@ fn make_python(dir: &Path) -> anyhow::Result<()> {
     let Some(python) = find_program("python3") else {
         bail!("needs python3, which is not on the PATH");
     };
-    println!("installing the Python gRPC client");
+    println!("installing Python clients of vendors (900 MB)");
     let venv = || {
         shell::output(
             Command::new(&python)
@@ -357,7 +357,7 @@ fn make_python(dir: &Path) -> anyhow::Result<()> {
     let mut works = Command::new(dir.join("bin/python"));
     shell::output(works.args([
         "-c",
-        "import grpc, grpc_tools.protoc, google.protobuf, sushy_tools",
+        "import grpc, grpc_tools.protoc, google.protobuf, sushy_tools, boto3, googleapiclient, oci, moto.server",
     ]))
     .map(drop)
 }
