@@ -131,3 +131,6 @@ impl Cloud {
 
 #[cfg(any(test, feature = "test-util"))]
 pub mod loopback;
+
+#[cfg(test)]
+mod witness;

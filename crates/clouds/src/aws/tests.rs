@@ -1,6 +1,8 @@
 //! The client of AWS against a fake of its services, which checks signatures.
 
 mod fake;
+mod moto;
+mod vendor;
 
 use notices::{Kind, Phase};
 use serde_json::{Value, json};

@@ -2,8 +2,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use serde_json::json;
+
 use super::*;
 use crate::loopback::{Asked, Reply, Server};
+use crate::witness::Witness;
 
 fn at(minute: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + 60 * minute).unwrap()
@@ -40,7 +43,7 @@ fn everything(asked: &Asked) -> Reply {
         {
             Reply::new(401, "")
         }
-        "/latest/meta-data/iam/security-credentials/" => Reply::new(200, "role\nother\n"),
+        "/latest/meta-data/iam/security-credentials/" => Reply::new(200, "role"),
         "/latest/meta-data/iam/security-credentials/role" => document("IMDS", 60),
         "/pod-identity" if asked.header("authorization") == "pod-token" => document("POD", 60),
         "/" => Reply::new(
@@ -211,4 +214,65 @@ async fn a_place_that_cannot_be_used_is_named_and_no_secret_is_shown() {
     ];
     let failure = keys(&home, "").current(at(0)).await.unwrap_err();
     assert!(failure.what.contains("role of the instance"), "{failure}");
+}
+
+/// The order of several places differs among AWS's own clients; what each place holds does not.
+#[tokio::test]
+async fn botocore_finds_the_same_keys_in_each_place() {
+    let Some(python) = testkit::require(testkit::Component::PythonGrpc) else {
+        return;
+    };
+    let server = Server::start(everything).await;
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let shared =
+        "[default]\naws_access_key_id=SHARED\naws_secret_access_key = a=b\naws_session_token = t\n";
+    let (shared, web) = (path("shared", shared), path("web", "token"));
+    let (pod, agent) = (
+        path("pod", "pod-token"),
+        format!("{}/pod-identity", server.url),
+    );
+    let places: [&[(&str, &str)]; 5] = [
+        &[
+            ("AWS_ACCESS_KEY_ID", "ENV"),
+            ("AWS_SECRET_ACCESS_KEY", "s"),
+            ("AWS_SESSION_TOKEN", "t"),
+        ],
+        &[("AWS_SHARED_CREDENTIALS_FILE", &shared)],
+        &[
+            ("AWS_WEB_IDENTITY_TOKEN_FILE", &web),
+            ("AWS_ROLE_ARN", "arn:aws:iam::1:role/r"),
+            ("AWS_ROLE_SESSION_NAME", "session"),
+            ("AWS_ENDPOINT_URL_STS", &server.url),
+            ("AWS_REGION", "eu-west-1"),
+        ],
+        &[
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", &agent),
+            ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", &pod),
+        ],
+        &[("AWS_EC2_METADATA_SERVICE_ENDPOINT", &server.url)],
+    ];
+    let mut ours = Vec::new();
+    for place in places {
+        let found = keys(place, &server.url).current(at(0)).await.unwrap();
+        ours.push((found.id, found.secret, found.token));
+    }
+    let ours_asked = server.asked();
+    let places = places.map(|place| place.iter().copied().collect::<BTreeMap<_, _>>());
+    let botocore = Witness::start(&python, "aws_keys.py", &[], &json!(places)).await;
+    assert_eq!(botocore.said, json!(ours));
+    assert_eq!(ours[2].0, "STS");
+    // The request to STS has the same form.
+    let theirs = server.asked().split_off(ours_asked.len());
+    let form = |asked: &[Asked]| {
+        let request = asked.iter().find(|one| one.target == "/").unwrap();
+        let mut pairs: Vec<String> = request.text().split('&').map(str::to_owned).collect();
+        pairs.sort();
+        pairs
+    };
+    assert_eq!(form(&theirs), form(&ours_asked));
 }

@@ -148,12 +148,13 @@ impl State {
                     statuses.contains(&event["statusCode"])
                         && event["lastUpdatedTime"].as_f64().unwrap_or(f64::MAX) >= from
                 };
-                let events = self.events.iter().filter(is_wanted).cloned();
+                let events = self.events.iter().filter(is_wanted).map(bare);
                 self.paged(events.collect(), request, "events")
             }
             "DescribeEventDetails" => {
                 let set = self.named(&request["eventArns"]).into_iter().map(|event| {
-                    json!({"event": event, "eventDescription": {"latestDescription": event["text"]}})
+                    let text = json!({"latestDescription": event["text"]});
+                    json!({"event": bare(event), "eventDescription": text})
                 });
                 json!({"successfulSet": set.collect::<Vec<_>>(), "failedSet": []})
             }
@@ -178,13 +179,11 @@ impl State {
     }
 
     fn paged(&self, mut items: Vec<Value>, request: &Value, key: &str) -> Value {
-        let from: usize = request["nextToken"]
-            .as_str()
-            .map_or(0, |token| token.parse().unwrap());
+        let from: usize = request["nextToken"].as_str().map_or(0, position);
         items.drain(..from);
         let mut page = json!({});
         if items.len() > self.page {
-            page["nextToken"] = (from + self.page).to_string().into();
+            page["nextToken"] = token(from + self.page).into();
             items.truncate(self.page);
         }
         page[key] = items.into();
@@ -197,13 +196,13 @@ impl State {
             form.split('&')
                 .find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
         };
-        let from: usize = parameter("NextToken").map_or(0, |token| token.parse().unwrap());
+        let from = parameter("NextToken").map_or(0, position);
         let until = self.instances.len().min(from + self.page);
         let items = self.instances[from..until].iter().map(|(id, events)| {
             format!("<item><instanceId>{id}</instanceId><eventsSet>{events}</eventsSet></item>")
         });
         let next = match until {
-            _ if until < self.instances.len() => format!("<nextToken>{until}</nextToken>"),
+            _ if until < self.instances.len() => format!("<nextToken>{}</nextToken>", token(until)),
             _ => String::new(),
         };
         let body = format!(
@@ -214,6 +213,27 @@ impl State {
         );
         Reply::new(200, body)
     }
+}
+
+/// Returns the token of the page that begins here; AWS's have at least four characters.
+fn token(position: usize) -> String {
+    format!("page-{position}")
+}
+
+/// Returns the position of a token.
+fn position(token: &str) -> usize {
+    let position = token.strip_prefix("page-").unwrap();
+    position.parse().unwrap()
+}
+
+/// Returns an event without what other operations have of it.
+fn bare(event: &Value) -> Value {
+    let mut event = event.clone();
+    event
+        .as_object_mut()
+        .unwrap()
+        .retain(|key, _| key != "text" && key != "entities");
+    event
 }
 
 /// Returns an error in the form of the service.
