@@ -1,3 +1,5 @@
+mod vendor;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -14,12 +16,26 @@ fn now() -> Timestamp {
     NOW.parse().unwrap()
 }
 
+/// Path of the metadata server's account.
+const ACCOUNT: &str = "/computeMetadata/v1/instance/service-accounts/default/";
+
 fn is_token(asked: &Asked) -> bool {
-    asked.target.starts_with("/computeMetadata/")
+    let path = asked.target.strip_prefix(ACCOUNT);
+    path.is_some_and(|path| path.starts_with("token"))
+}
+
+/// Answers what the metadata server says beside tokens.
+fn metadata(asked: &Asked) -> Reply {
+    if asked.target.starts_with(ACCOUNT) {
+        let account = json!({"email": "n@p.iam.gserviceaccount.com", "scopes": ["s"]});
+        page(&account)
+    } else {
+        Reply::new(404, "not found")
+    }
 }
 
 fn is_log(asked: &Asked) -> bool {
-    asked.target == "/v2/entries:list"
+    asked.target.starts_with("/v2/entries:list")
 }
 
 /// Starts a fake of Google: `list` and `log` answer the two APIs, and tokens are `t0`, `t1` and so on.
@@ -32,7 +48,9 @@ async fn google(
         if is_token(asked) {
             let number = tokens.fetch_add(1, Ordering::Relaxed);
             let token = json!({"access_token": format!("t{number}"), "expires_in": 3600});
-            Reply::new(200, token.to_string())
+            page(&token)
+        } else if asked.target.starts_with("/computeMetadata/") {
+            metadata(asked)
         } else if is_log(asked) {
             log(asked)
         } else {
@@ -53,7 +71,12 @@ async fn google(
 }
 
 fn page(body: &Value) -> Reply {
-    Reply::new(200, body.to_string())
+    Reply::new(200, body.to_string()).with("content-type", "application/json")
+}
+
+/// Returns the number of an instance with a name of one letter.
+fn number(name: &str) -> String {
+    format!("1{}", name.as_bytes()[0])
 }
 
 fn nothing(_: &Asked) -> Reply {
@@ -64,7 +87,7 @@ fn nothing(_: &Asked) -> Reply {
 fn listed(instances: &[(&str, &str)], next: &str) -> Reply {
     let instances = instances.iter().map(|(name, status)| {
         json!({
-            "id": format!("1{name}"),
+            "id": number(name),
             "selfLink": format!("https://x/compute/v1/projects/p/zones/z/instances/{name}"),
             "resourceStatus": {"upcomingMaintenance": {
                 "maintenanceStatus": status,
@@ -83,9 +106,10 @@ fn logged(entries: &[(u8, &str, &str)], next: &str) -> Reply {
             "timestamp": format!("2026-02-28T10:{minute:02}:00Z"),
             "resource": {
                 "type": "gce_instance",
-                "labels": {"instance_id": format!("1{name}"), "project_id": "p", "zone": "z"},
+                "labels": {"instance_id": number(name), "project_id": "p", "zone": "z"},
             },
             "protoPayload": {
+                "@type": "type.googleapis.com/google.cloud.audit.AuditLog",
                 "methodName": "compute.instances.upcomingMaintenance",
                 "resourceName": format!("projects/p/zones/z/instances/{name}"),
                 "metadata": {"maintenanceStatus": status},
@@ -108,7 +132,7 @@ async fn poll(gcp: &mut Gcp, since: &Since) -> [Result<Told, Failure>; 3] {
 /// Returns name and phase of each notice.
 fn phases(told: &Told) -> Vec<(&str, Phase)> {
     let phase = |one: &'static str, told: &Told| {
-        let instance = Instance::gcp("p", "z", one, &format!("1{one}"));
+        let instance = Instance::gcp("p", "z", one, &number(one));
         let mut all = told.announced.iter();
         all.find(|it| it.instance == instance)
             .map(|it| (one, it.notice.phase))
@@ -250,7 +274,7 @@ async fn the_list_decides_and_without_it_the_log_does() {
 async fn an_instance_whose_maintenance_is_not_understood_stays_unseen() {
     let list = |_: &Asked| {
         page(&json!({"items": {"zones/z": {"instances": [{
-            "id": "1a",
+            "id": number("a"),
             "selfLink": "projects/p/zones/z/instances/a",
             "resourceStatus": {"upcomingMaintenance": {"windowStartTime": "soon"}},
         }]}}}))
@@ -258,7 +282,7 @@ async fn an_instance_whose_maintenance_is_not_understood_stays_unseen() {
     let log = |_: &Asked| logged(&[(1, "a", "COMPLETED"), (2, "b", "COMPLETED")], "");
     let (_server, mut gcp) = google(list, log).await;
     let all = poll(&mut gcp, &Since::new()).await[0].clone().unwrap();
-    assert_eq!(all.unseen, [Instance::gcp("p", "z", "a", "1a")]);
+    assert_eq!(all.unseen, [Instance::gcp("p", "z", "a", &number("a"))]);
     assert_eq!(phases(&all), [("b", Phase::Completed)]);
     assert_eq!((all.odd, all.complete), (1, true));
 }
