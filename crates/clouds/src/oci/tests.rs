@@ -1,3 +1,5 @@
+mod vendor;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +18,13 @@ use crate::rsa::tests::TestKey;
 
 const NOW: &str = "2026-03-01T00:00:00Z";
 
+/// Tenancy, user and fingerprint of the key of the tests, in the forms of OCI.
+const KEY: [&str; 3] = [
+    "ocid1.tenancy.oc1..t",
+    "ocid1.user.oc1..u",
+    "20:3b:97:13:55:1c:00:01:02:03:04:05:06:07:08:09",
+];
+
 fn now() -> Timestamp {
     NOW.parse().unwrap()
 }
@@ -24,17 +33,19 @@ fn now() -> Timestamp {
 async fn oci(answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> (Server, Oci, TempDir) {
     let server = Server::start(move |asked| {
         let key_id = signed_by(asked, TestKey::get().public()).map(|(key_id, _)| key_id);
-        match key_id.as_deref() {
-            Some("ocid1.tenancy.t/ocid1.user.u/20:3b") => answer(asked),
-            _ => Reply::new(401, r#"{"code": "NotAuthenticated"}"#),
+        if key_id == Some(KEY.join("/")) {
+            answer(asked)
+        } else {
+            Reply::new(401, r#"{"code": "NotAuthenticated"}"#)
         }
     })
     .await;
     let dir = tempfile::tempdir().unwrap();
     let (config, key) = (dir.path().join("config"), dir.path().join("key.pem"));
     fs::write(&key, TestKey::get().pem()).unwrap();
+    let [tenancy, user, fingerprint] = KEY;
     let text = format!(
-        "[P]\ntenancy=ocid1.tenancy.t\nuser=ocid1.user.u\nfingerprint=20:3b\nkey_file={}\n",
+        "[P]\ntenancy={tenancy}\nuser={user}\nfingerprint={fingerprint}\nkey_file={}\n",
         key.display()
     );
     fs::write(&config, text).unwrap();
