@@ -1,8 +1,9 @@
 //! Responses of the maintenance APIs of clouds, in parts separated by a line `---`: a page of Google's
-//! log, one of Google's instances and one of OCI's events (JSON), one of EC2's events (XML), and a document
-//! of a metadata service (JSON).
+//! log, one of Google's instances and one of OCI's events (JSON), one of EC2's events (XML), a document of a
+//! metadata service (JSON), and a page of AWS Health's events, one of their descriptions and one of their
+//! instances (JSON).
 
-use clouds::aws::instance_status;
+use clouds::aws::{health, instance_status};
 use clouds::gcp::entries::Entries;
 use clouds::gcp::instances::Instances;
 use clouds::metadata::read::Machine;
@@ -10,6 +11,7 @@ use clouds::oci::events::Events;
 use clouds::{Announced, Told, metadata};
 use jiff::Timestamp;
 use notices::{Notice, Phase};
+use serde_json::Value;
 
 /// Panics if a parser breaks an invariant on this input.
 pub fn run(text: &str) {
@@ -67,6 +69,25 @@ pub fn run(text: &str) {
             );
         }
     }
+    of_health([next(), next(), next()], now);
+}
+
+/// Reads what AWS Health says of events, their descriptions and their instances.
+fn of_health([events, details, entities]: [&[u8]; 3], now: Timestamp) {
+    let parse = |body| serde_json::from_slice::<Value>(body).unwrap_or_default();
+    let mut found = health::Found::default();
+    for read in [
+        found.read_events(parse(events)),
+        found.read_entities(parse(entities)),
+    ] {
+        assert!(read.is_ok() || read.is_err_and(|what| !what.is_empty()));
+    }
+    found.read_details(&parse(details));
+    let told = found.told("", now);
+    announced(&told.announced, "aws");
+    assert_eq!(told.complete, told.odd == 0);
+    let ours = found.told("1", now);
+    assert!(ours.announced.len() <= told.announced.len());
 }
 
 /// Returns whether a notice is Azure's, where an event without a begin is about to take place.

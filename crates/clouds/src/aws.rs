@@ -9,7 +9,7 @@
 
 mod client;
 mod credentials;
-mod health;
+pub mod health;
 pub mod instance_status;
 mod sign;
 mod xml;

@@ -80,7 +80,7 @@ struct Entity {
 
 /// Everything that the API said in one poll.
 #[derive(Debug, Default)]
-struct Found {
+pub struct Found {
     /// Events by ARN.
     events: BTreeMap<String, Event>,
     /// Description of each event, by its ARN.
@@ -88,6 +88,62 @@ struct Found {
     entities: Vec<Entity>,
     /// Number of items that cannot be understood.
     odd: u64,
+}
+
+// === impl Found ===
+
+impl Found {
+    /// Reads a page of `DescribeEvents`. Returns the token of the next page, null after the last one. Fails with a
+    /// description of what the page is instead.
+    pub fn read_events(&mut self, mut page: Value) -> Result<Value, String> {
+        let events: Vec<Event> = items(&mut page, "events", &mut self.odd)?;
+        let events = events.into_iter().filter(|event| !event.arn.is_empty());
+        let by_arn = events.map(|event| (event.arn.clone(), event));
+        self.events.extend(by_arn);
+        Ok(page["nextToken"].take())
+    }
+
+    /// Reads a response of `DescribeEventDetails`.
+    pub fn read_details(&mut self, response: &Value) {
+        for one in response["successfulSet"].as_array().into_iter().flatten() {
+            let text = &one["eventDescription"]["latestDescription"];
+            if let (Some(arn), Some(text)) = (one["event"]["arn"].as_str(), text.as_str()) {
+                self.texts.insert(arn.to_owned(), text.to_owned());
+            }
+        }
+    }
+
+    /// Reads a page of `DescribeAffectedEntities`, like one of events.
+    pub fn read_entities(&mut self, mut page: Value) -> Result<Value, String> {
+        let entities: Vec<Entity> = items(&mut page, "entities", &mut self.odd)?;
+        self.entities.extend(entities);
+        Ok(page["nextToken"].take())
+    }
+
+    /// Returns everything as notices. `account` is the number of the account whose instances count;
+    /// empty for all.
+    pub fn told(&self, account: &str, now: Timestamp) -> Told {
+        meaning::told(self, account, now)
+    }
+}
+
+/// Takes the items of a list. One that cannot be understood is counted.
+fn items<T: DeserializeOwned>(
+    page: &mut Value,
+    key: &str,
+    odd: &mut u64,
+) -> Result<Vec<T>, String> {
+    let Some(Value::Array(found)) = page.get_mut(key).map(Value::take) else {
+        return Err(format!("the response has no list {key:?}"));
+    };
+    let mut items = Vec::new();
+    for item in found {
+        match serde_json::from_value(item) {
+            Ok(item) => items.push(item),
+            Err(_) => *odd += 1,
+        }
+    }
+    Ok(items)
 }
 
 /// Asks for everything that holds now, and for events closed since `since`.
@@ -108,7 +164,7 @@ pub(super) async fn poll(
         },
         _ => refused.failure,
     })?;
-    Ok(meaning::told(&found, query.account, now))
+    Ok(found.told(query.account, now))
 }
 
 /// Instances that are asked about.
@@ -144,72 +200,41 @@ async fn ask(
     let mut found = Found::default();
     for filter in filters {
         let request = json!({"filter": filter, "maxResults": PAGE});
-        let events: Vec<Event> = list(
-            client,
-            service,
-            "DescribeEvents",
-            request,
-            "events",
-            &mut found.odd,
-        )
-        .await?;
-        let events = events.into_iter().filter(|event| !event.arn.is_empty());
-        found
-            .events
-            .extend(events.map(|event| (event.arn.clone(), event)));
+        let read = |page| found.read_events(page);
+        list(client, service, "DescribeEvents", request, read).await?;
     }
     let arns: Vec<String> = found.events.keys().cloned().collect();
     for arns in arns.chunks(BATCH) {
         let request = json!({"eventArns": arns});
         let details = call(client, service, "DescribeEventDetails", &request).await?;
-        let details: Value = details.json()?;
-        for one in details["successfulSet"].as_array().into_iter().flatten() {
-            let text = &one["eventDescription"]["latestDescription"];
-            if let (Some(arn), Some(text)) = (one["event"]["arn"].as_str(), text.as_str()) {
-                found.texts.insert(arn.to_owned(), text.to_owned());
-            }
-        }
+        found.read_details(&details.json()?);
         let request = json!({"filter": {"eventArns": arns}, "maxResults": PAGE});
-        let name = "DescribeAffectedEntities";
-        let entities = list(client, service, name, request, "entities", &mut found.odd).await?;
-        found.entities.extend(entities);
+        let read = |page| found.read_entities(page);
+        list(client, service, "DescribeAffectedEntities", request, read).await?;
     }
     Ok(found)
 }
 
-/// Reads all pages of a list. An item that cannot be understood is counted.
-async fn list<T: DeserializeOwned>(
+/// Gives all pages of a list to `read`, which returns the token of the next one.
+async fn list(
     client: &mut Client,
     service: &Service,
     operation: &str,
     mut request: Value,
-    key: &str,
-    odd: &mut u64,
-) -> Result<Vec<T>, Refused> {
-    let mut items = Vec::new();
+    mut read: impl FnMut(Value) -> Result<Value, String>,
+) -> Result<(), Refused> {
     for _ in 0..MOST_PAGES {
         let response = call(client, service, operation, &request).await?;
-        let mut page: Value = response.json()?;
-        let Some(Value::Array(found)) = page.get_mut(key).map(Value::take) else {
+        let token = read(response.json()?).map_err(|what| response.failure(&what))?;
+        if token.is_null() {
+            return Ok(());
+        }
+        if token == request["nextToken"] {
             return Err(response
-                .failure(&format!("the response has no list {key:?}"))
+                .failure("the list does not end: a page names itself as the next")
                 .into());
-        };
-        for item in found {
-            match serde_json::from_value(item) {
-                Ok(item) => items.push(item),
-                Err(_) => *odd += 1,
-            }
         }
-        match page.get_mut("nextToken").map(Value::take) {
-            None | Some(Value::Null) => return Ok(items),
-            Some(token) if token == request["nextToken"] => {
-                return Err(response
-                    .failure("the list does not end: a page names itself as the next")
-                    .into());
-            }
-            Some(token) => request["nextToken"] = token,
-        }
+        request["nextToken"] = token;
     }
     let what = format!("{operation}: the list has more than {MOST_PAGES} pages");
     Err(Failure::new(what).into())

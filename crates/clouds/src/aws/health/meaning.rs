@@ -17,7 +17,7 @@ const INITIATED: &str = "AWS_EC2_ULTRASERVER_MAINTENANCE_INITIATED";
 /// Status of an instance whose part of an event is over.
 const RESOLVED: &str = "RESOLVED";
 
-/// A time that cannot be understood.
+/// An event that cannot be understood: a time of it, or its instance.
 struct Odd;
 
 /// Returns what the API has said as notices. `account` is the number of the account whose instances
@@ -53,6 +53,10 @@ pub(super) fn told(found: &Found, account: &str, now: Timestamp) -> Told {
 }
 
 fn notice(event: &Event, entity: &Entity, text: &str, now: Timestamp) -> Result<Notice, Odd> {
+    // Nobody knows which instance this is.
+    if entity.instance.is_empty() {
+        return Err(Odd);
+    }
     let start = time(event.start_time)?;
     let is_before = start.is_some_and(|start| start > now);
     let is_resolved = entity.status_code == RESOLVED;

@@ -228,3 +228,14 @@ fn a_time_that_is_none_is_counted_and_makes_the_statement_incomplete() {
     let notices = read(&[event]);
     assert_eq!((notices[0].start, notices[0].end), (None, None));
 }
+
+#[test]
+fn an_entity_without_an_instance_is_counted_and_makes_the_statement_incomplete() {
+    let event = event(CODES[0], "open", -600, 0);
+    let all = ["", "i-1"].map(|instance| (event.clone(), entity(&event, instance)));
+    let told = told(&found(&all), ACCOUNT, at(0));
+    assert_eq!(
+        (told.odd, told.complete, told.announced.len()),
+        (1, false, 1)
+    );
+}
