@@ -148,11 +148,14 @@ impl MaintenanceReporter {
                 continue;
             }
             let begun = self.service.begin(&event).await;
-            begun.map_err(|failure| format!("maintenance {event} cannot begin: {failure}"))?;
-            tracing::info!(
-                event,
-                "the provider was told that the maintenance may begin"
-            );
+            let is_told =
+                begun.map_err(|failure| format!("maintenance {event} cannot begin: {failure}"))?;
+            if is_told {
+                tracing::info!(
+                    event,
+                    "the provider was told that the maintenance may begin"
+                );
+            }
             last.begun.insert(event);
         }
         Ok(())

@@ -126,10 +126,11 @@ impl MetadataService {
         Ok(notices)
     }
 
-    /// Tells Azure that a maintenance may begin now. Other clouds have no such request.
-    pub async fn begin(&mut self, event: &str) -> Result<(), Failure> {
+    /// Tells Azure that a maintenance may begin now. Returns false in other clouds, which have no such
+    /// request.
+    pub async fn begin(&mut self, event: &str) -> Result<bool, Failure> {
         if self.provider != Provider::Azure {
-            return Ok(());
+            return Ok(false);
         }
         let body = serde_json::json!({"StartRequests": [{"EventId": event}]});
         let mut request = self.request(Method::POST, AZURE_EVENTS);
@@ -137,7 +138,8 @@ impl MetadataService {
             .headers
             .push(header("content-type", "application/json"));
         request.body = body.to_string().into_bytes();
-        self.http.ask(request).await?.success().map(drop)
+        self.http.ask(request).await?.success()?;
+        Ok(true)
     }
 
     /// Reads the id of the machine.

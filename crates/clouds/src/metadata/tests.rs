@@ -92,11 +92,20 @@ async fn azure_tells_its_events_and_may_begin() {
     let (mut service, server) = service(Provider::Azure, answer).await;
     let notices = service.notices("gpu-1").await.unwrap();
     assert_eq!(notices[0].event, "A");
-    service.begin("A").await.unwrap();
+    assert!(service.begin("A").await.unwrap());
     let asked = server.asked();
     let last = asked.last().unwrap();
     assert_eq!(last.text(), r#"{"StartRequests":[{"EventId":"A"}]}"#);
     assert_eq!(last.header("content-type"), "application/json");
+}
+
+#[tokio::test]
+async fn no_other_cloud_is_told_to_begin() {
+    for provider in [Provider::Aws, Provider::Gcp] {
+        let (mut service, server) = service(provider, |_| Reply::new(200, "")).await;
+        assert!(!service.begin("A").await.unwrap());
+        assert_eq!(requests(&server), [""; 0]);
+    }
 }
 
 #[tokio::test]
