@@ -30,8 +30,8 @@ use crate::pods::why;
 const EVERY: Duration = Duration::from_secs(10);
 /// Time after which notices are told again: whether they may begin changes.
 const REPEAT: Duration = Duration::from_secs(30);
-/// Time after which it is told again that there are none: a controller that has just begun does not
-/// know it.
+/// Time after which it is told again that there are none, once it was told twice: a controller that has
+/// just begun does not know it.
 const REPEAT_NONE: Duration = Duration::from_secs(600);
 /// Timeout of a report.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -130,7 +130,8 @@ impl MaintenanceReporter {
         if !is_new && last.again_at.is_some_and(|at| Instant::now() < at) {
             return Ok(());
         }
-        let repeat = if notices.is_empty() {
+        // A controller that ended at once has forgotten the first time.
+        let repeat = if notices.is_empty() && !is_new {
             REPEAT_NONE
         } else {
             REPEAT

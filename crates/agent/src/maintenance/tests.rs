@@ -135,6 +135,23 @@ async fn a_change_is_told_at_once_and_the_same_again_after_a_while() {
 }
 
 #[tokio::test]
+async fn an_end_is_told_again_soon_and_then_rarely() {
+    let mut world = World::new().await;
+    world.poll().await.unwrap();
+    world.set_events(Some(NONE));
+    world.poll().await.unwrap();
+    let is_soon = |world: &World| {
+        let again = world.last.again_at.unwrap();
+        again <= Instant::now() + REPEAT
+    };
+    assert!(is_soon(&world));
+    world.last.again_at = Some(Instant::now());
+    world.poll().await.unwrap();
+    assert!(!is_soon(&world));
+    assert_eq!(world.told(), [1, 0, 0]);
+}
+
+#[tokio::test]
 async fn a_service_that_cannot_be_read_says_nothing() {
     let mut world = World::new().await;
     world.poll().await.unwrap();
