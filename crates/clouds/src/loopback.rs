@@ -1,4 +1,4 @@
-//! HTTP server of the tests on loopback, whose answers a function gives.
+//! HTTP server of the tests on loopback, whose answers a function gives, and keys for its clients.
 
 #![allow(
     missing_docs,
@@ -127,6 +127,11 @@ impl Reply {
         self.headers.push((name, value.into()));
         self
     }
+}
+
+/// Returns a new RSA key as a file of credentials has it: PKCS #8 in PEM.
+pub fn private_key() -> String {
+    crate::rsa::new_pem().unwrap()
 }
 
 async fn serve(

@@ -66,5 +66,11 @@ impl fmt::Debug for RsaKey {
     }
 }
 
+/// Returns a new private key as a file has it: PKCS #8 in PEM.
+#[cfg(any(test, feature = "test-util"))]
+pub(crate) fn new_pem() -> Result<String, Failure> {
+    Ok(generate::Encoded::new()?.pem())
+}
+
 #[cfg(test)]
 pub(crate) mod tests;

@@ -91,6 +91,14 @@ impl Encoded {
         Err(Failure::new("no key could be generated: this is a bug"))
     }
 
+    /// Returns the private key as a file has it: PKCS #8 in PEM.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(super) fn pem(&self) -> String {
+        let octets = tagged(0x04, &self.private);
+        let parts = [vec![2, 1, 0], ALGORITHM.to_vec(), octets].concat();
+        pem("PRIVATE KEY", &tagged(0x30, &parts))
+    }
+
     /// Returns the key of two primes; `None` if they do not fit.
     fn of(larger: &BoxedUint, smaller: &BoxedUint) -> Option<Self> {
         let one = BoxedUint::one_with_precision(PRIME_BITS);
@@ -191,4 +199,16 @@ pub(super) fn tagged(tag: u8, value: &[u8]) -> Vec<u8> {
     }
     all.extend(value);
     all
+}
+
+/// Returns DER in PEM form, with lines as programs write them.
+#[cfg(any(test, feature = "test-util"))]
+pub(super) fn pem(what: &str, der: &[u8]) -> String {
+    let text = BASE64_STANDARD.encode(der);
+    let lines = text.as_bytes().chunks(64).map(String::from_utf8_lossy);
+    let lines: Vec<_> = lines.collect();
+    format!(
+        "-----BEGIN {what}-----\n{}\n-----END {what}-----\n",
+        lines.join("\n")
+    )
 }

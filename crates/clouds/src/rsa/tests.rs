@@ -3,7 +3,7 @@ use std::sync::OnceLock;
 use base64::prelude::BASE64_STANDARD;
 use ring::signature::{RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey};
 
-use super::generate::Encoded;
+use super::generate::{Encoded, pem};
 use super::*;
 
 /// A key for all tests, since its generation takes long.
@@ -25,12 +25,8 @@ impl TestKey {
         })
     }
 
-    /// Returns the private key as a file has it: PKCS #8 in PEM.
     pub(crate) fn pem(&self) -> String {
-        let inner = &self.encoded.private;
-        let octets = generate::tagged(0x04, inner);
-        let parts = [vec![2, 1, 0], generate::ALGORITHM.to_vec(), octets].concat();
-        pem("PRIVATE KEY", &generate::tagged(0x30, &parts))
+        self.encoded.pem()
     }
 
     /// Returns the public key as PKCS #1, in DER.
@@ -48,20 +44,6 @@ impl TestKey {
 pub(crate) fn has_signed(public: &[u8], message: &[u8], signature: &[u8]) -> bool {
     let public = UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, public);
     public.verify(message, signature).is_ok()
-}
-
-/// Returns DER in PEM form, with lines as programs write them.
-fn pem(what: &str, der: &[u8]) -> String {
-    let text = BASE64_STANDARD.encode(der);
-    let lines: Vec<&str> = text
-        .as_bytes()
-        .chunks(64)
-        .map(|line| std::str::from_utf8(line).unwrap())
-        .collect();
-    format!(
-        "-----BEGIN {what}-----\n{}\n-----END {what}-----\n",
-        lines.join("\n")
-    )
 }
 
 #[test]
