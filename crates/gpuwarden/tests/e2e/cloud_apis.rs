@@ -1,218 +1,199 @@
-//! Maintenance that only the API of a cloud announces: from the notice to the node's return, with a product that is
-//! killed after every step, and an API that fails in between. The test plays AWS; the client's own tests check
-//! signatures and pages.
+//! Maintenance that only the APIs of a cloud announce: from the notice to the node's return, cancelled, and as an
+//! emergency, with a product that is killed after every step, and APIs that fail in between. Each test plays a
+//! cloud; the clients' own tests check signatures and pages.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+#[path = "cloud_apis/aws.rs"]
+mod aws;
+#[path = "cloud_apis/gcp.rs"]
+mod gcp;
+#[path = "cloud_apis/oci.rs"]
+mod oci;
 
-use axum::Router;
-use axum::http::{HeaderMap, StatusCode};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use anyhow::ensure;
+use clouds::loopback::{Asked, Reply, Server};
 use jiff::{SignedDuration, Timestamp};
 use kube::api::{Patch, PatchParams};
-use serde_json::{Value, json};
-use testkit::{ControlPlane, Launch, Options, Version};
+use serde_json::json;
+use tempfile::TempDir;
+use testkit::{ControlPlane, Launch, Options, Private, Version};
 
 use crate::group::Group;
 use crate::notices::{are, was_out_once};
 use crate::support::SOON;
 
-/// AWS, as it is now.
-#[derive(Default)]
-struct State {
-    /// Events of Health, each with its entity.
-    events: Vec<(Value, Value)>,
-    /// Scheduled events of EC2, in XML.
-    instances: String,
+/// Names of the instances that the nodes are.
+const INSTANCES: [&str; 3] = ["i-0", "i-1", "i-2"];
+
+/// A cloud with the maintenance that it announces.
+trait Cloud: Default + Send + 'static {
+    /// Section of the configuration.
+    const NAME: &'static str;
+    /// Keys of the section beside those of every cloud.
+    const KEYS: &'static str;
+    /// Names of the APIs in the status.
+    const SOURCES: &'static [&'static str];
+
+    /// Returns the provider id of the node that an instance is.
+    fn provider_id(instance: &str) -> String;
+
+    /// Returns variables with credentials for the APIs at `url`, whose files are in `files`.
+    fn credentials(url: &str, files: &Path) -> anyhow::Result<Vec<(&'static str, String)>>;
+
+    /// Announces a scheduled maintenance of an instance with the cloud's word for its progress.
+    fn announces(&mut self, instance: &str, word: &str, begin: Timestamp);
+
+    /// Returns the answer of the API that is asked.
+    fn answer(&self, asked: &Asked) -> Reply;
+}
+
+/// Nodes that are instances of a cloud, and the product that asks its APIs.
+struct Story<C> {
+    group: Group,
+    cloud: Arc<Mutex<C>>,
     /// True while every request fails.
-    is_down: bool,
+    is_down: Arc<AtomicBool>,
+    _apis: Server,
+    _files: TempDir,
+    _plane: Private,
 }
 
-/// AWS on loopback.
-#[derive(Clone, Default)]
-struct Aws(Arc<Mutex<State>>);
+// === impl Story ===
 
-impl Aws {
-    /// Serves the APIs, and returns their URL.
-    async fn serve(&self) -> anyhow::Result<String> {
-        let aws = self.clone();
-        let answer =
-            move |headers: HeaderMap, body: String| async move { aws.answer(&headers, &body) };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-        let url = format!("http://{}", listener.local_addr()?);
-        tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
-        Ok(url)
-    }
-
-    fn answer(&self, headers: &HeaderMap, body: &str) -> (StatusCode, String) {
-        let state = self.0.lock().unwrap();
-        if state.is_down {
-            return (
-                StatusCode::SERVICE_UNAVAILABLE,
-                "down for the test".to_owned(),
-            );
+impl<C: Cloud> Story<C> {
+    /// Starts everything; `None` without a control plane.
+    async fn new() -> anyhow::Result<Option<Self>> {
+        // A control plane of its own: the product takes all nodes for instances.
+        let plane = ControlPlane::private(Version::V1_37, Options::default()).await?;
+        let Some(plane) = plane else {
+            return Ok(None);
+        };
+        let cloud: Arc<Mutex<C>> = Arc::default();
+        let is_down: Arc<AtomicBool> = Arc::default();
+        let (played, fails) = (Arc::clone(&cloud), Arc::clone(&is_down));
+        let apis = Server::start(move |asked| {
+            if fails.load(Ordering::Relaxed) {
+                return Reply::new(503, "down for the test");
+            }
+            played.lock().unwrap().answer(asked)
+        })
+        .await;
+        let files = tempfile::tempdir()?;
+        let file = files.path().join("maintenance.toml");
+        let (shared, section, keys) = (crate::notices::CONFIG, C::NAME, C::KEYS);
+        let config = format!(
+            "{shared}\n[{section}]\nenabled = true\nendpointOverride = '{}'\n{keys}\n",
+            apis.url
+        );
+        std::fs::write(&file, config)?;
+        let credentials = C::credentials(&apis.url, files.path())?;
+        let arrange = |launch: Launch| {
+            let launch = launch.quarantine().option("--maintenance", file);
+            let credentials = credentials.into_iter();
+            credentials.fold(launch, |launch, (name, value)| launch.env(name, value))
+        };
+        let group = Group::new(&plane, INSTANCES.len(), |_, node| node, arrange).await?;
+        for (node, instance) in group.names.iter().zip(INSTANCES) {
+            let provider = json!({"spec": {"providerID": C::provider_id(instance)}});
+            let (params, patch) = (PatchParams::default(), Patch::Merge(provider));
+            group.nodes.patch(node, &params, &patch).await?;
         }
-        let Some(target) = headers.get("x-amz-target") else {
-            return (StatusCode::OK, instance_status(&state.instances));
+        Ok(Some(Self {
+            group,
+            cloud,
+            is_down,
+            _apis: apis,
+            _files: files,
+            _plane: plane,
+        }))
+    }
+
+    /// Returns the cloud, to change what it announces.
+    fn cloud(&self) -> MutexGuard<'_, C> {
+        self.cloud.lock().unwrap()
+    }
+
+    /// Waits until the only maintenance of a node is in this state.
+    async fn is(&self, node: usize, state: &str) -> anyhow::Result<()> {
+        are(&self.group, &self.group.names[node], &[state]).await
+    }
+
+    /// Waits until all APIs are in this state of the status.
+    async fn until_apis(&self, state: &str) -> anyhow::Result<()> {
+        let are = || async {
+            let status = self.group.shown(&["status"]).await?;
+            let sources = status["sources"].as_array().cloned().unwrap_or_default();
+            let is = |name: &&str| {
+                let mut sources = sources.iter();
+                sources.any(|source| source["name"] == **name && source["state"] == state)
+            };
+            ensure!(C::SOURCES.iter().all(is), "{}", status["sources"]);
+            Ok(())
         };
-        let target = target.to_str().unwrap();
-        let request: Value = serde_json::from_str(body).unwrap();
-        let answer = match target.rsplit('.').next().unwrap() {
-            "DescribeEvents" => {
-                let filter = &request["filter"];
-                let statuses = filter["eventStatusCodes"].as_array().unwrap();
-                let from = filter["lastUpdatedTimes"][0]["from"]
-                    .as_i64()
-                    .unwrap_or_default();
-                let events = state.events.iter().map(|(event, _)| event);
-                let events = events.filter(|event| {
-                    statuses.contains(&event["statusCode"])
-                        && event["lastUpdatedTime"].as_i64() >= Some(from)
-                });
-                json!({"events": events.collect::<Vec<_>>()})
-            }
-            "DescribeEventDetails" => json!({"successfulSet": [], "failedSet": []}),
-            _ => {
-                let entities = state.events.iter().map(|(_, entity)| entity);
-                json!({"entities": entities.collect::<Vec<_>>()})
-            }
-        };
-        (StatusCode::OK, answer.to_string())
+        let what = format!("the APIs to be {state}");
+        self.group.product.wait_for(&what, SOON, are).await
     }
 
-    /// Announces the maintenance of an instance by Health.
-    fn tells(&self, instance: &str, status: &str, start: SignedDuration) {
-        let (now, arn) = (
-            Timestamp::now(),
-            format!("arn:aws:health:::event/{instance}"),
-        );
-        let event = json!({
-            "arn": arn, "eventTypeCode": "AWS_EC2_INSTANCE_REBOOT_MAINTENANCE_SCHEDULED", "statusCode": status,
-            "startTime": (now + start).as_second(), "lastUpdatedTime": now.as_second(),
-        });
-        let entity = json!({
-            "entityArn": format!("{arn}/entity"), "eventArn": arn, "entityValue": instance,
-        });
-        self.0.lock().unwrap().events = vec![(event, entity)];
+    /// Announces a maintenance of the first node, which begins and ends; the end is told while the APIs fail. `words`
+    /// are the cloud's for a maintenance that is to come, that has begun, and that is over.
+    async fn begins_and_ends(&mut self, words: [&str; 3]) -> anyhow::Result<()> {
+        let (instance, node) = (INSTANCES[0], self.group.names[0].clone());
+        let [to_come, ongoing, over] = words;
+        let begin = Timestamp::now() + SignedDuration::from_hours(2);
+        self.cloud().announces(instance, to_come, begin);
+        self.group.kill().await?;
+        self.is(0, "DETECTED").await?;
+        self.group.until_out(&[]).await?;
+        // The begin is brought forward.
+        let begin = Timestamp::now() + SignedDuration::from_secs(3);
+        self.cloud().announces(instance, to_come, begin);
+        self.goes_out(0, "QUARANTINE_TRIGGERED").await?;
+        let left = begin.duration_since(Timestamp::now());
+        tokio::time::sleep(left.try_into().unwrap_or_default()).await;
+        self.cloud().announces(instance, ongoing, begin);
+        self.group.kill().await?;
+        self.is(0, "MAINTENANCE_ONGOING").await?;
+
+        self.is_down.store(true, Ordering::Relaxed);
+        self.cloud().announces(instance, over, begin);
+        self.group.kill().await?;
+        self.until_apis("failing").await?;
+        let shown = self.group.shown(&["maintenance"]).await?;
+        let record = &shown["maintenances"][0];
+        ensure!(record["vanished"].is_null(), "taken for gone: {record}");
+        self.is(0, "MAINTENANCE_ONGOING").await?;
+        self.group.until_out(&[node.clone()]).await?;
+        self.is_down.store(false, Ordering::Relaxed);
+        self.group.kill().await?;
+        self.until_apis("following").await?;
+        self.returns(0, "HEALTHY_TRIGGERED").await?;
+        was_out_once(&self.group, &node, &["announced", "fatal", "over"]).await
     }
 
-    /// Announces the maintenance of an instance by EC2, within a minute.
-    fn schedules(&self, instance: &str, description: &str) {
-        let start = Timestamp::now() + SignedDuration::from_secs(30);
-        self.0.lock().unwrap().instances = format!(
-            "<item><instanceId>{instance}</instanceId><eventsSet><item><instanceEventId>e-1</instanceEventId>\
-             <code>system-reboot</code><description>{description}</description><notBefore>{start}</notBefore>\
-             </item></eventsSet></item>"
-        );
+    /// Kills the product, and waits until a node is out of service for a maintenance in this state, and no other one
+    /// is.
+    async fn goes_out(&mut self, node: usize, state: &str) -> anyhow::Result<()> {
+        self.group.kill().await?;
+        self.is(node, state).await?;
+        let out = self.group.names[node].clone();
+        self.group.until_out(&[out]).await
     }
 
-    fn is_down(&self, is_down: bool) {
-        self.0.lock().unwrap().is_down = is_down;
-    }
-}
-
-fn instance_status(items: &str) -> String {
-    format!(
-        "<DescribeInstanceStatusResponse><instanceStatusSet>{items}</instanceStatusSet>\
-         </DescribeInstanceStatusResponse>"
-    )
-}
-
-/// Waits until both APIs are in this state.
-async fn until_apis(group: &Group, state: &str) -> anyhow::Result<()> {
-    let are = || async {
-        let status = group.shown(&["status"]).await?;
-        let sources = status["sources"].as_array().into_iter().flatten();
-        let apis = sources.filter(|source| {
-            source["name"]
-                .as_str()
-                .is_some_and(|name| name.starts_with("aws-"))
-        });
-        let states: Vec<&Value> = apis.map(|api| &api["state"]).collect();
-        anyhow::ensure!(states == [state, state], "{}", status["sources"]);
+    /// Kills the product, and waits until a node is back for a maintenance that has ended in this state, which lasts.
+    async fn returns(&mut self, node: usize, state: &str) -> anyhow::Result<()> {
+        for _ in 0..2 {
+            self.group.kill().await?;
+            self.is(node, state).await?;
+            self.group.until_out(&[]).await?;
+        }
         Ok(())
-    };
-    (group.product)
-        .wait_for(&format!("the APIs to be {state}"), SOON, are)
-        .await
-}
-
-/// Announces a maintenance by Health, which begins and ends; the end is told while the API fails.
-async fn begins_and_ends(group: &mut Group, aws: &Aws, node: &str) -> anyhow::Result<()> {
-    let out = [node.to_owned()];
-    aws.tells("i-1", "upcoming", SignedDuration::from_hours(2));
-    group.kill().await?;
-    are(group, node, &["DETECTED"]).await?;
-    group.until_out(&[]).await?;
-    aws.tells("i-1", "upcoming", SignedDuration::from_secs(3));
-    group.kill().await?;
-    group.until_out(&out).await?;
-    are(group, node, &["QUARANTINE_TRIGGERED"]).await?;
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    aws.tells("i-1", "open", SignedDuration::ZERO);
-    group.kill().await?;
-    are(group, node, &["MAINTENANCE_ONGOING"]).await?;
-
-    aws.is_down(true);
-    aws.tells("i-1", "closed", SignedDuration::from_secs(-1));
-    group.kill().await?;
-    until_apis(group, "failing").await?;
-    are(group, node, &["MAINTENANCE_ONGOING"]).await?;
-    group.until_out(&out).await?;
-    aws.is_down(false);
-    group.kill().await?;
-    until_apis(group, "following").await?;
-    are(group, node, &["HEALTHY_TRIGGERED"]).await?;
-    group.until_out(&[]).await?;
-    group.kill().await?;
-    are(group, node, &["HEALTHY_TRIGGERED"]).await?;
-    // The event that is open has another begin, which is reported.
-    was_out_once(group, node, &["announced", "fatal", "fatal", "over"]).await
-}
-
-/// Announces a maintenance by EC2, and cancels it.
-async fn is_cancelled(group: &mut Group, aws: &Aws, node: &str) -> anyhow::Result<()> {
-    aws.schedules("i-2", "scheduled reboot");
-    group.kill().await?;
-    group.until_out(&[node.to_owned()]).await?;
-    aws.schedules("i-2", "[Canceled] scheduled reboot");
-    group.kill().await?;
-    are(group, node, &["CANCELLED"]).await?;
-    group.until_out(&[]).await?;
-    group.kill().await?;
-    are(group, node, &["CANCELLED"]).await?;
-    was_out_once(group, node, &["fatal", "over"]).await
-}
-
-#[tokio::test]
-async fn a_node_leaves_before_a_maintenance_that_aws_announces_and_returns_after_it()
--> anyhow::Result<()> {
-    // A control plane of its own: the product takes all nodes for instances.
-    let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
-        return Ok(());
-    };
-    let aws = Aws::default();
-    let url = aws.serve().await?;
-    let file = tempfile::NamedTempFile::new()?;
-    let config = format!(
-        "{}\n[aws]\nenabled = true\nregion = 'eu-west-1'\npollingIntervalSeconds = 30\nendpointOverride = '{url}'\n",
-        crate::notices::CONFIG
-    );
-    std::fs::write(file.path(), config)?;
-    let arrange = |launch: Launch| {
-        let launch = launch.quarantine().option("--maintenance", file.path());
-        launch
-            .env("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
-            .env("AWS_SECRET_ACCESS_KEY", "none")
-    };
-    let mut group = Group::new(&plane, 2, |_, node| node, arrange).await?;
-    let [first, second] = [0, 1].map(|number| group.names[number].clone());
-    for (node, instance) in [(&first, "i-1"), (&second, "i-2")] {
-        let provider = json!({"spec": {"providerID": format!("aws:///eu-west-1a/{instance}")}});
-        group
-            .nodes
-            .patch(node, &PatchParams::default(), &Patch::Merge(provider))
-            .await?;
     }
-    begins_and_ends(&mut group, &aws, &first).await?;
-    is_cancelled(&mut group, &aws, &second).await
+
+    /// Checks that a node went out at once, and came back once.
+    async fn was_out_at_once(&self, node: usize) -> anyhow::Result<()> {
+        was_out_once(&self.group, &self.group.names[node], &["fatal", "over"]).await
+    }
 }

@@ -11,7 +11,7 @@ use testkit::{ControlPlane, Launch, Options, Version};
 
 use crate::group::Group;
 use crate::runbook::Reader;
-use crate::support::SOON;
+use crate::support::{SOON, reboot};
 
 const SCHEDULED: &str = "cloud.google.com/scheduled-maintenance-time";
 const UPCOMING: &str = "node.gke.io/upcoming-maintenance";
@@ -53,12 +53,7 @@ impl Cloud {
 
     /// Reboots the machine.
     async fn reboots(&self) -> anyhow::Result<()> {
-        let boot = json!({"status": {"nodeInfo": {"bootID": testkit::unique("boot")}}});
-        let nodes = &self.group.nodes;
-        nodes
-            .patch_status(&self.node, &PatchParams::default(), &Patch::Strategic(boot))
-            .await?;
-        Ok(())
+        reboot(&self.group.nodes, &self.node).await
     }
 
     /// Waits until the node says that its maintenance may begin, or says so no longer.

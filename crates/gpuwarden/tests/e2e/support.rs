@@ -342,6 +342,14 @@ async fn settled(nodes: &Api<Node>, name: &str) -> anyhow::Result<Value> {
     .await
 }
 
+/// Gives a node another boot id, as a reboot of its machine does.
+pub(crate) async fn reboot(nodes: &Api<Node>, name: &str) -> anyhow::Result<()> {
+    let boot = json!({"status": {"nodeInfo": {"bootID": unique("boot")}}});
+    let (params, boot) = (PatchParams::default(), Patch::Strategic(boot));
+    nodes.patch_status(name, &params, &boot).await?;
+    Ok(())
+}
+
 /// Binds a socket without listening: it reserves the address for another listener, across its
 /// restarts.
 pub(crate) fn bound(address: SocketAddr) -> anyhow::Result<TcpSocket> {
