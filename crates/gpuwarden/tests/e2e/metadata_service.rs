@@ -1,30 +1,33 @@
-//! Maintenance that the metadata service of a machine announces, in Azure: the agent runs in a network
-//! namespace, where the test plays the service at its real address.
+//! Maintenance that the metadata service of a machine announces: the agent runs in a network namespace, where each
+//! test plays the service of a cloud at its real address.
+
+#[path = "metadata_service/aws.rs"]
+mod aws;
+#[path = "metadata_service/azure.rs"]
+mod azure;
+#[path = "metadata_service/gcp.rs"]
+mod gcp;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context as _, ensure};
 use clouds::loopback::{Asked, Reply, Server};
-use jiff::fmt::rfc2822;
-use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use kube::api::Api;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tempfile::TempDir;
-use testkit::{ControlPlane, Launch, Private, Product, Version, binary, skip, unique, wait_for};
+use testkit::{ControlPlane, Launch, Private, Product, Version, binary, skip, unique};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::{SOON, own_port};
+use crate::support::{SOON, own_port, reboot};
 
 const SERVICE: &str = "169.254.169.254";
-/// Name of the machine in Azure.
-const VM: &str = "gpu_7";
 
 /// The node goes out five minutes before its maintenance, which may begin as soon as it is drained.
 const CONFIG: &str = "
@@ -41,19 +44,19 @@ struct Namespace {
     files: TempDir,
 }
 
-/// Azure, as the test plays it.
-#[derive(Clone, Default)]
-struct Azure {
-    /// The event of the machine: its id, status and begin.
-    event: Arc<Mutex<Option<(String, String, Timestamp)>>>,
-    /// Events that were told to begin.
-    begun: Arc<Mutex<Vec<String>>>,
+/// Metadata service of a cloud, with the maintenance that it announces.
+trait Service: Default + Send + 'static {
+    /// Name of the cloud for the agent.
+    const NAME: &'static str;
+
+    /// Returns the answer to a request.
+    fn answer(&mut self, asked: &Asked) -> Reply;
 }
 
-/// A node whose agent asks Azure.
-struct Machine {
-    azure: Azure,
-    _service: Server,
+/// A node whose agent asks its metadata service.
+struct Machine<S> {
+    service: Arc<Mutex<S>>,
+    _server: Server,
     controller: Product,
     agent: Product,
     launch: Launch,
@@ -148,55 +151,9 @@ impl Drop for Namespace {
     }
 }
 
-// === impl Azure ===
-
-impl Azure {
-    fn answer(&self, asked: &Asked) -> Reply {
-        if asked.header("metadata") != "true" {
-            return Reply::new(400, "no header Metadata");
-        }
-        if asked.target.starts_with("/metadata/instance/compute?") {
-            return Reply::new(200, json!({"name": VM}).to_string());
-        }
-        if asked.method == "POST" {
-            let request: Value = serde_json::from_str(asked.text()).unwrap();
-            let event = request["StartRequests"][0]["EventId"].as_str().unwrap();
-            self.begun.lock().unwrap().push(event.to_owned());
-            return Reply::new(200, "");
-        }
-        let event = self.event.lock().unwrap().clone();
-        let events = event.into_iter().map(|(id, status, start)| {
-            json!({
-                "EventId": id, "EventType": "Redeploy", "ResourceType": "VirtualMachine",
-                "Resources": [VM], "EventStatus": status, "EventSource": "Platform",
-                "NotBefore": rfc2822::to_string(&start.to_zoned(jiff::tz::TimeZone::UTC)).unwrap(),
-                "Description": "Host maintenance", "DurationInSeconds": 600,
-            })
-        });
-        let events: Vec<Value> = events.collect();
-        Reply::new(
-            200,
-            json!({"DocumentIncarnation": 1, "Events": events}).to_string(),
-        )
-    }
-
-    fn announces(&self, id: &str, status: &str, within: SignedDuration) {
-        let event = (id.to_owned(), status.to_owned(), Timestamp::now() + within);
-        *self.event.lock().unwrap() = Some(event);
-    }
-
-    fn ends(&self) {
-        *self.event.lock().unwrap() = None;
-    }
-
-    fn begun(&self) -> Vec<String> {
-        self.begun.lock().unwrap().clone()
-    }
-}
-
 // === impl Machine ===
 
-impl Machine {
+impl<S: Service> Machine<S> {
     async fn new() -> anyhow::Result<Option<Self>> {
         // One of its own: the controller is responsible for all nodes.
         let plane = ControlPlane::private(Version::V1_37, testkit::Options::default()).await?;
@@ -207,10 +164,12 @@ impl Machine {
         plane.namespace("gpuwarden").await?;
         let node = unique("e2e");
         testkit::node(&node).create(&client).await?;
-        let azure = Azure::default();
-        let answers = azure.clone();
-        let service = Server::on(namespace.bind(format!("{SERVICE}:80"))?, move |asked| {
-            answers.answer(asked)
+        let nodes: Api<Node> = Api::all(client.clone());
+        reboot(&nodes, &node).await?;
+        let service: Arc<Mutex<S>> = Arc::default();
+        let played = Arc::clone(&service);
+        let server = Server::on(namespace.bind(format!("{SERVICE}:80"))?, move |asked| {
+            played.lock().unwrap().answer(asked)
         });
         let port = own_port()?.local_addr()?.port();
         namespace.lead_out(port)?;
@@ -229,14 +188,14 @@ impl Machine {
             .program(namespace.program()?)
             .node_name(&node)
             .option("--controller", format!("http://127.0.0.1:{port}"))
-            .option("--metadata-service", "azure");
+            .option("--metadata-service", S::NAME);
         Ok(Some(Self {
-            azure,
-            _service: service,
+            service,
+            _server: server,
             controller,
             agent: launch.clone().spawn()?,
             launch,
-            nodes: Api::all(client.clone()),
+            nodes,
             pods: Api::default_namespaced(client),
             node,
             _namespace: namespace,
@@ -244,11 +203,20 @@ impl Machine {
         }))
     }
 
-    /// Boots the machine.
-    async fn boots(&self) -> anyhow::Result<()> {
-        let boot = json!({"status": {"nodeInfo": {"bootID": unique("boot")}}});
-        let (params, boot) = (PatchParams::default(), Patch::Strategic(boot));
-        self.nodes.patch_status(&self.node, &params, &boot).await?;
+    /// Returns the service, to change what it announces.
+    fn service(&self) -> MutexGuard<'_, S> {
+        self.service.lock().unwrap()
+    }
+
+    /// Ends the machine with its agent. It has another boot id after that.
+    async fn goes_down(&mut self) -> anyhow::Result<()> {
+        self.agent.kill9()?;
+        reboot(&self.nodes, &self.node).await
+    }
+
+    /// Starts the agent of the machine again.
+    fn comes_up(&mut self) -> anyhow::Result<()> {
+        self.agent = self.launch.clone().spawn()?;
         Ok(())
     }
 
@@ -272,51 +240,4 @@ impl Machine {
         let what = format!("{state}, out: {is_out}; the agent: {}", self.agent.stderr());
         self.controller.wait_for(&what, SOON, is).await
     }
-}
-
-#[tokio::test]
-async fn azure_begins_once_the_node_is_drained_and_the_node_returns() -> anyhow::Result<()> {
-    let Some(mut machine) = Machine::new().await? else {
-        return Ok(());
-    };
-    let azure = machine.azure.clone();
-    machine.boots().await?;
-    // A job that has to end before the node is drained.
-    let pod = testkit::pod("default", "job").on(&machine.node);
-    pod.create(&machine.pods.clone().into_client()).await?;
-
-    azure.announces("A", "Scheduled", SignedDuration::from_hours(2));
-    machine.until("DETECTED", false).await?;
-    azure.announces("A", "Scheduled", SignedDuration::from_mins(4));
-    machine.until("QUARANTINE_TRIGGERED", true).await?;
-    machine.controller.restart().await?;
-    machine.until("QUARANTINE_TRIGGERED", true).await?;
-    assert_eq!(azure.begun(), [""; 0]);
-    let now = DeleteParams::default().grace_period(0);
-    machine.pods.delete("job", &now).await?;
-    wait_for("the word to begin", SOON * 2, || async {
-        match azure.begun().as_slice() {
-            [one] if one == "A" => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await?;
-
-    azure.announces("A", "Started", SignedDuration::ZERO);
-    machine.until("MAINTENANCE_ONGOING", true).await?;
-    // The machine is redeployed, and its agent with it.
-    machine.agent.kill9()?;
-    machine.boots().await?;
-    azure.ends();
-    machine.until("MAINTENANCE_ONGOING", true).await?;
-    machine.agent = machine.launch.clone().spawn()?;
-    machine.until("HEALTHY_TRIGGERED", false).await?;
-
-    // One that is called off.
-    azure.announces("B", "Scheduled", SignedDuration::from_mins(4));
-    machine.until("QUARANTINE_TRIGGERED", true).await?;
-    azure.ends();
-    machine.until("CANCELLED", false).await?;
-    assert_eq!(azure.begun()[0], "A");
-    Ok(())
 }
