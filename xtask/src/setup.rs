@@ -348,6 +348,8 @@ fn make_python(dir: &Path) -> anyhow::Result<()> {
         "pip",
         "install",
         "--quiet",
+        // Thousands of modules, most of them never imported.
+        "--no-compile",
         "--only-binary",
         ":all:",
         "--requirement",

@@ -146,6 +146,26 @@ fn phases(told: &Told) -> Vec<(&str, Phase)> {
 }
 
 #[tokio::test]
+async fn five_thousand_instances_take_a_token_ten_pages_and_one_of_the_log() {
+    let list = |asked: &Asked| {
+        let (_, query) = asked.target.split_once('?').unwrap();
+        let value = |key| query.split('&').find_map(|pair| pair.strip_prefix(key));
+        let first = value("pageToken=").map_or(0, |token| token.parse().unwrap());
+        let next = first + value("maxResults=").unwrap().parse::<usize>().unwrap();
+        let names: Vec<String> = (first..next.min(5_000))
+            .map(|number| format!("i{number}"))
+            .collect();
+        let instances: Vec<_> = names.iter().map(|name| (&**name, "PENDING")).collect();
+        let token = Some(next.to_string()).filter(|_| next < 5_000);
+        listed(&instances, &token.unwrap_or_default())
+    };
+    let (server, mut gcp) = google(list, nothing).await;
+    let [all, ..] = poll(&mut gcp, &Since::new()).await;
+    assert_eq!(all.unwrap().announced.len(), 5_000);
+    assert_eq!(server.asked().len(), 12);
+}
+
+#[tokio::test]
 async fn all_pages_of_both_apis_are_read() {
     let (server, mut gcp) = google(
         |asked| match asked.target.split_once("pageToken=") {
