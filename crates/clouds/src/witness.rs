@@ -8,8 +8,8 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
-/// Longest wait for a program: on a busy machine, its imports take tens of seconds.
-const WAIT: Duration = Duration::from_secs(120);
+/// Longest wait for a program: on a machine with twenty times its load, the start of moto takes more than a minute.
+const WAIT: Duration = Duration::from_mins(5);
 
 /// A program that has answered. It ends when dropped.
 pub(crate) struct Witness {
