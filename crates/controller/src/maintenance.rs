@@ -69,6 +69,8 @@ pub struct MaintenanceMonitor {
     /// Cluster in which nodes are marked whose maintenance may begin; `None` if none may begin before
     /// its time.
     marks: Option<Arc<Cluster>>,
+    /// Maintenances of which the book notes that the provider is told, before it is.
+    noted: BTreeSet<String>,
     reporter: Reporter<Book>,
     records: watch::Sender<Arc<[Record]>>,
     metrics: MaintenanceMetrics,
@@ -107,6 +109,7 @@ impl MaintenanceMonitor {
             machines,
             fleet,
             marks: marks.then_some(cluster),
+            noted: BTreeSet::new(),
             metrics,
             reporter,
             records: watch::Sender::new(Arc::default()),

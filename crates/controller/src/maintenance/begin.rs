@@ -17,12 +17,21 @@ use super::{MaintenanceMonitor, machines};
 const MOST_MARKS: usize = 16;
 const TRUE: &str = "true";
 
-/// A mark that is to be written.
+/// Step with the label of one maintenance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The book notes that the provider is told. The label is set at the next look, once that is saved: a
+    /// process that ended between the two would leave a label that nobody takes back.
+    Note,
+    Set,
+    TakeBack,
+}
+
+/// Step that is to be taken.
 struct Mark {
     id: String,
     node: String,
-    /// True to set the label, false to remove it.
-    set: bool,
+    step: Step,
 }
 
 // === impl MaintenanceMonitor ===
@@ -51,16 +60,12 @@ impl MaintenanceMonitor {
             record.source == node_object::SOURCE && record.provider == node_object::GCP
         };
         let marks = records.iter().filter(of_gke).filter_map(|record| {
-            let was_told = record.told_to_begin.is_some();
-            let set = due(&record) && !was_told;
-            // One that is over, or whose node is in service again before its begin.
-            let has_begun = !record.state.is_over() && record.phase == Phase::Ongoing;
-            let take_back = was_told && !due(&record) && !has_begun;
-            let is_here = (set || take_back) && self.nodes.get(&record.node).is_some();
-            is_here.then(|| Mark {
+            let step = step(record, due(&record), self.noted.contains(&record.id))?;
+            self.nodes.get(&record.node)?;
+            Some(Mark {
                 id: record.id.clone(),
                 node: record.node.clone(),
-                set,
+                step,
             })
         });
         let marks: Vec<Mark> = marks.take(MOST_MARKS).collect();
@@ -73,13 +78,18 @@ impl MaintenanceMonitor {
         let Some(view) = self.nodes.get(&mark.node) else {
             return;
         };
-        let value = mark.set.then(|| TRUE.to_owned());
-        if view.labels.get(node_object::GKE_PERFORM) == value.as_ref() {
-            // A person has set it, and keeps it.
-            if mark.set {
-                return;
+        let now = self.reporter.now();
+        let (label, set) = (view.labels.get(node_object::GKE_PERFORM), TRUE.to_owned());
+        if mark.step == Step::Note {
+            // A label that a person has set stays.
+            if label != Some(&set) {
+                (self.reporter.memory_mut()).set_told_to_begin(&mark.id, Some(now));
+                self.noted.insert(mark.id);
             }
-        } else {
+            return;
+        }
+        let value = (mark.step == Step::Set).then_some(set);
+        if label != value.as_ref() {
             let change = NodeChange {
                 labels: [(node_object::GKE_PERFORM.to_owned(), value)].into(),
                 ..NodeChange::default()
@@ -93,16 +103,28 @@ impl MaintenanceMonitor {
                 return;
             }
         }
-        let now = self.reporter.now();
-        let told = mark.set.then_some(now);
-        (self.reporter.memory_mut()).set_told_to_begin(&mark.id, told);
-        if mark.set {
+        self.noted.remove(&mark.id);
+        if mark.step == Step::TakeBack {
+            (self.reporter.memory_mut()).set_told_to_begin(&mark.id, None);
+        } else {
             tracing::info!(
                 node = mark.node,
                 maintenance = mark.id,
                 "the provider was told that the maintenance may begin: the node is drained"
             );
         }
+    }
+}
+
+/// Returns the next step. `is_noted`: this process has noted that the provider is told, and has not set the
+/// label yet.
+fn step(record: &Record, is_due: bool, is_noted: bool) -> Option<Step> {
+    let has_begun = !record.state.is_over() && record.phase == Phase::Ongoing;
+    match record.told_to_begin {
+        None => is_due.then_some(Step::Note),
+        Some(_) if is_due => is_noted.then_some(Step::Set),
+        // One that is over, or whose node is in service again before its begin.
+        Some(_) => (!has_begun).then_some(Step::TakeBack),
     }
 }
 
@@ -120,4 +142,45 @@ fn drained(fleet: &FleetView) -> BTreeSet<&str> {
         drain.is_some_and(|drain| is_drained(drain.status))
     });
     nodes.map(|node| node.name.as_str()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use notices::{Book, Kind, Notice, Reading};
+
+    use super::*;
+
+    #[test]
+    fn a_label_is_noted_before_it_is_set_and_taken_back_whenever_the_process_ends() {
+        let notice = Notice {
+            node: "n".to_owned(),
+            event: "e".to_owned(),
+            provider: "gcp".to_owned(),
+            resource: (String::new(), String::new()),
+            kind: Kind::Reboot,
+            phase: Phase::Scheduled,
+            word: String::new(),
+            start: None,
+            end: None,
+            emergency: false,
+            updated: None,
+        };
+        let mut book = Book::default();
+        let reading = Reading {
+            notices: vec![notice],
+            ..Reading::default()
+        };
+        book.read("s", &reading, Timestamp::UNIX_EPOCH);
+        let next = |book: &Book, is_due, is_noted| step(&book.records()[0], is_due, is_noted);
+        assert_eq!(next(&book, false, false), None);
+        assert_eq!(next(&book, true, false), Some(Step::Note));
+        book.set_told_to_begin("e", Some(Timestamp::UNIX_EPOCH));
+        assert_eq!(next(&book, true, true), Some(Step::Set));
+        // After a restart nobody knows whether the label was set: the provider waits for its time.
+        assert_eq!(next(&book, true, false), None);
+        assert_eq!(next(&book, false, false), Some(Step::TakeBack));
+        book.set_told_to_begin("e", None);
+        assert_eq!(next(&book, false, false), None);
+    }
 }
