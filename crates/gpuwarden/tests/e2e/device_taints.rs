@@ -165,7 +165,7 @@ async fn scene(
     })
     .await?;
     devices.publish(&scene.node, gpus).await?;
-    // It has the devices from a list then, however late its watch is.
+    // The product has the devices from its list then, however late its watch is.
     scene.product.restart().await?;
     scene.ready().await?;
     Ok((scene, file))
