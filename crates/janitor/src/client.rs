@@ -42,9 +42,11 @@ impl Remote {
     /// runtime.
     pub fn open(place: &ProviderPlace) -> Result<Self, ProviderOpenError> {
         match place {
-            ProviderPlace::Generic | ProviderPlace::Redfish => Err(ProviderOpenError::Address(
-                tcp_grpc::AddressError::Malformed { url: String::new() },
-            )),
+            ProviderPlace::Generic | ProviderPlace::Redfish | ProviderPlace::Label => {
+                let url = String::new();
+                let malformed = tcp_grpc::AddressError::Malformed { url };
+                Err(ProviderOpenError::Address(malformed))
+            }
             ProviderPlace::Open { host } => {
                 let (name, port) = host.rsplit_once(':').unwrap_or((host, ""));
                 let malformed = || tcp_grpc::AddressError::Malformed { url: host.clone() };

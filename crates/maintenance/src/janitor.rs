@@ -12,6 +12,7 @@
 //! config.rs     the configuration file
 //! generic.rs    Jobs of the generic provider
 //! redfish.rs    power cycles through BMCs
+//! label.rs      requests to owners of machines by labels of nodes
 //! ```
 //!
 //! All essential state is in the status of the resource, and is written there before the action
@@ -24,6 +25,7 @@ mod board;
 mod config;
 mod failure;
 pub mod generic;
+pub mod label;
 mod order;
 mod record;
 pub mod redfish;

@@ -59,6 +59,9 @@ pub const ATTEMPT: &str = "gpuwarden.dev/attempt";
 /// Annotation of a node: last power cycle requested from its BMC (JSON), written before the
 /// request.
 pub const POWER_CYCLE: &str = "gpuwarden.dev/power-cycle";
+/// Annotation of a node: reboot or termination that its owner is asked for by a label (JSON),
+/// written and removed together with the label.
+pub const LABEL_REQUEST: &str = "gpuwarden.dev/label-request";
 /// Annotation of gpuwarden on a pod, set by its owner: longest time (`10m`) that the pod asks
 /// for, to write a checkpoint before it is evicted.
 pub const CHECKPOINT: &str = "gpuwarden.dev/checkpoint";

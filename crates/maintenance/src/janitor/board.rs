@@ -444,11 +444,11 @@ impl Board {
             self.set_wake(&key, None);
             self.evaluate(&key, now, effects);
         }
-        let vanished = self
+        let changed = self
             .nodes
             .iter()
-            .filter(|(_, node_entry)| node_entry.vanished);
-        for node in vanished.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            .filter(|(_, node_entry)| node_entry.may_have_leftovers());
+        for node in changed.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
             self.evaluate_node(&node, now, effects);
         }
     }

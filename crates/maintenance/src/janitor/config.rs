@@ -1,5 +1,5 @@
-//! Configuration of the janitor: NVSentinel's file (YAML), and gpuwarden's own keys `generic`
-//! and `redfish`.
+//! Configuration of the janitor: NVSentinel's file (YAML), and gpuwarden's own keys `generic`,
+//! `redfish` and `label`.
 
 use std::collections::BTreeMap;
 
@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::Action;
 use super::generic::GenericConfig;
+use super::label::LabelConfig;
 use super::redfish::RedfishConfig;
 use crate::gpu_reset::ResetSettings;
 
@@ -42,6 +43,8 @@ pub struct JanitorConfig {
     pub generic: GenericConfig,
     /// Settings for BMCs. If set, reboots use BMCs instead of Jobs.
     pub redfish: RedfishConfig,
+    /// Labels by which owners of machines are asked. Such an action uses no other provider.
+    pub label: LabelConfig,
 }
 
 /// Rules for an action.
@@ -62,6 +65,8 @@ pub enum ProviderPlace {
     Generic,
     /// The Redfish provider in this process: the BMC of the node's machine.
     Redfish,
+    /// The label provider in this process: a label of the node, for the machine's owner.
+    Label,
     /// A gRPC server with TLS, and a token that is read for each call.
     Tls {
         /// Host and port of the server.
@@ -89,6 +94,7 @@ struct File {
     /// Settings of the built-in provider; a key of gpuwarden.
     generic: GenericConfig,
     redfish: RedfishConfig,
+    label: LabelConfig,
 }
 
 #[derive(Default, Deserialize)]
@@ -173,6 +179,7 @@ impl JanitorConfig {
     pub fn parse(text: &str, source: &str) -> Result<Self, FileError> {
         let (file, mut findings) = Findings::read::<File>(text, source, Format::Yaml)?;
         file.redfish.check(&mut findings);
+        file.label.check(&mut findings);
         let global = &file.global;
         let built_in = if file.redfish.is_used() {
             ProviderPlace::Redfish
@@ -194,9 +201,13 @@ impl JanitorConfig {
         let mut rules = BTreeMap::new();
         for (action, key, controller) in controllers {
             if controller.enabled {
+                let built_in = match file.label.key(action) {
+                    Some(_) => &ProviderPlace::Label,
+                    None => &built_in,
+                };
                 rules.insert(
                     action,
-                    controller.rules(key, global, &built_in, &mut findings),
+                    controller.rules(key, global, built_in, &mut findings),
                 );
             }
         }
@@ -224,6 +235,7 @@ impl JanitorConfig {
             resets,
             generic: file.generic,
             redfish: file.redfish,
+            label: file.label,
         })
     }
 
@@ -316,10 +328,12 @@ impl Controller {
         built_in: &ProviderPlace,
         findings: &mut Findings<'_>,
     ) -> Rules {
-        let hosts = [
-            (&self.csp_provider_host, key),
-            (&global.csp_provider_host, GLOBAL),
-        ];
+        // A label is named for one action, and the global provider for all.
+        let global_host: &str = match built_in {
+            ProviderPlace::Label => "",
+            _ => &global.csp_provider_host,
+        };
+        let hosts = [(&*self.csp_provider_host, key), (global_host, GLOBAL)];
         let host = hosts.into_iter().find(|(host, _)| !host.is_empty());
         let provider = host.and_then(|(host, key)| global.provider(host, key, findings));
         Rules {

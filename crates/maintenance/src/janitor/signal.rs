@@ -19,8 +19,9 @@ use model::resource::{ATTEMPT_COMPLETE, CompletionReason};
 use serde_json::Value;
 
 use super::Action;
-use super::config::{JanitorConfig, Rules};
+use super::config::{JanitorConfig, ProviderPlace, Rules};
 use super::failure::Class;
+use super::label::OwnerAnswer;
 use super::order::Position;
 use super::record::{MANUAL_MODE, SIGNAL_SENT, SignalRecord};
 use super::sending::{
@@ -52,6 +53,8 @@ pub struct NodeObservation {
     pub excluded: bool,
     /// Permission of the node's session.
     pub permit: Permit,
+    /// Answer of the owner who is asked by a label.
+    pub owner: OwnerAnswer,
 }
 
 /// Knowledge about a node.
@@ -123,15 +126,15 @@ impl NodeObservation {
             .into_iter()
             .flatten()
             .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
+        let view = NodeView::from_object(object.clone());
         Self {
             uid: own("/metadata/uid"),
             boot_id: own("/status/nodeInfo/bootID"),
             ready: ready.is_some_and(|one| one["status"] == "True"),
             ready_since: ready.and_then(|one| one["lastTransitionTime"].as_str()?.parse().ok()),
             excluded: config.excludes(&labels.collect()),
-            permit: NodeView::from_object(object.clone())
-                .map(|view| Ownership::permit(&view))
-                .unwrap_or_default(),
+            permit: view.as_ref().map(Ownership::permit).unwrap_or_default(),
+            owner: view.as_ref().map(OwnerAnswer::read).unwrap_or_default(),
         }
     }
 }
@@ -294,7 +297,7 @@ impl Situation<'_> {
                 // Started by NVSentinel's janitor, so the boot before the signal is unknown.
                 let unknown = record.is_none_or(|before| before.attempt == 0);
                 let reported = unknown && self.memory.ready && self.was_ready_after_signal(node);
-                (node.ready && (changed || reported))
+                (node.ready && node.owner != OwnerAnswer::Awaited && (changed || reported))
                     .then(|| format!("the node is ready in the boot {}", node.boot_id))
             }
             (Action::Reboot, ObservedNode::Absent)
@@ -434,7 +437,18 @@ impl Situation<'_> {
             });
         }
         match (self.action, self.node) {
-            (Action::Terminate, ObservedNode::Present(node)) if !node.ready => {
+            // The owner may not have acted yet, and must not act on a node that is back in service.
+            (_, ObservedNode::Present(node))
+                if node.owner == OwnerAnswer::Awaited && self.lacks_permission(node) =>
+            {
+                self.end(&End {
+                    outcome: CompletionReason::AmbiguousFailure,
+                    signal: None,
+                    done: Some(("False", SESSION_ENDED)),
+                    message: SESSION_ENDED_MESSAGE,
+                })
+            }
+            (Action::Terminate, ObservedNode::Present(node)) if self.is_given_up(node, manual) => {
                 match self.memory.ask_after {
                     Some(time) if self.now < time => SignalStep::Wait(Some(time)),
                     _ => SignalStep::DeleteNode(node.uid.clone()),
@@ -448,6 +462,18 @@ impl Situation<'_> {
             },
             _ => SignalStep::Wait(None),
         }
+    }
+
+    /// Returns whether a machine is gone after its termination. A faulty node need not have been
+    /// ready before either, so an owner has to say so; the label may not be observed yet.
+    fn is_given_up(&self, node: &NodeObservation, manual: bool) -> bool {
+        let asks_owner = self.rules.provider == ProviderPlace::Label && !manual;
+        let given_up = match node.owner {
+            OwnerAnswer::NotAsked => !asks_owner,
+            OwnerAnswer::Awaited => false,
+            OwnerAnswer::Done => true,
+        };
+        given_up && !node.ready
     }
 
     /// Ends a resource that has not started.

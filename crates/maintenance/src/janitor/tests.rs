@@ -10,6 +10,7 @@ use super::*;
 use crate::{EXPIRY, Expiry, MaintenanceResource, ResourceKey};
 
 mod config;
+mod labels;
 mod permits;
 mod requests;
 mod simulator;
@@ -50,6 +51,7 @@ fn node(boot_id: &str, ready: bool) -> NodeObservation {
         ready_since: Some(at(-1000)),
         excluded: false,
         permit: Permit::default(),
+        owner: label::OwnerAnswer::NotAsked,
     }
 }
 

@@ -122,6 +122,27 @@ fn without_a_host_the_generic_provider_reboots_after_half_an_hour_at_most() {
 }
 
 #[test]
+fn an_owner_is_asked_by_a_label_unless_the_action_has_a_provider_of_its_own() {
+    let provider = |more: &str, action| {
+        let label = "label: {reboot: example.com/reboot}\n";
+        let config = JanitorConfig::parse(&format!("{label}{more}"), "j").unwrap();
+        config.rules(action).unwrap().provider.clone()
+    };
+    assert_eq!(provider("", Action::Reboot), ProviderPlace::Label);
+    assert_eq!(provider("", Action::Terminate), ProviderPlace::Generic);
+    let open = |host: &str| ProviderPlace::Open {
+        host: host.to_owned(),
+    };
+    let global = "global: {cspProviderHost: \"all:1\", cspProviderInsecure: true}\n";
+    assert_eq!(provider(global, Action::Reboot), ProviderPlace::Label);
+    assert_eq!(provider(global, Action::Terminate), open("all:1"));
+    let own = format!("{global}rebootNodeController: {{cspProviderHost: \"own:1\"}}\n");
+    assert_eq!(provider(&own, Action::Reboot), open("own:1"));
+    let bmc = "redfish: {address: \"http://{node}-bmc\"}\n";
+    assert_eq!(provider(bmc, Action::Reboot), ProviderPlace::Label);
+}
+
+#[test]
 fn what_is_wrong_is_said() {
     let table = [
         (
@@ -174,6 +195,18 @@ fn what_is_wrong_is_said() {
             "gpuResetController: {enabled: true, serviceManager: {name: gpu-operater}}",
             "j:1: gpuResetController.resetJob.imageConfig.image: it is missing: the image of the Job\n\
              j:1: gpuResetController.serviceManager.name is gpu-operater; did you mean 'gpu-operator'?",
+        ),
+        (
+            "\nlabel:\n  reboot: a b\n  terminate: c/d/e",
+            "j:3: label.reboot: \"a b\" is no key that Kubernetes takes: ",
+        ),
+        (
+            "\nlabel:\n  reboot: a/b\n  terminate: a/b",
+            "j:4: label.terminate is a/b; name another key than label.reboot",
+        ),
+        (
+            "\nlabel: {replace: a/b}",
+            "j:2: unknown key 'label.replace'; there is reboot, terminate",
         ),
         (&"#".repeat(MAX_FILE_BYTES + 1), "j:1: it has 1048577 bytes"),
     ];
