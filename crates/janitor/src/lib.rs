@@ -2,8 +2,8 @@
 //!
 //! [`Janitor`] makes no decisions. It passes watch events to [`maintenance::janitor::Board`] and
 //! carries out the resulting effects. A [`Provider`] sends signals to machines: the
-//! [generic](generic::Generic) one or the BMC ([`redfish`]) in this process, or a remote one
-//! over gRPC ([`client`]), which [`server`] serves. The feature `conformance` enables a test
+//! [generic](generic::Generic) one, the BMC ([`redfish`]) or a [`label`] in this process, or a
+//! remote one over gRPC ([`client`]), which [`server`] serves. The feature `conformance` enables a test
 //! suite that every provider must pass.
 //!
 //! [`Validator`] works the same way for `ValidationRequest`s, which test several nodes each,
@@ -18,6 +18,7 @@ pub mod client;
 pub mod conformance;
 pub mod generic;
 mod grpc;
+pub mod label;
 mod metrics;
 mod node;
 mod provider;

@@ -8,6 +8,7 @@ use maintenance::janitor::{JanitorConfig, ProviderPlace};
 
 use crate::client::Remote;
 use crate::generic::Generic;
+use crate::label::Label;
 use crate::provider::{Provider, ProviderOpenError};
 use crate::redfish::Redfish;
 
@@ -40,6 +41,10 @@ impl Providers {
                 ProviderPlace::Redfish => {
                     let redfish = config.redfish.clone();
                     Arc::new(Redfish::open(Arc::clone(cluster), redfish)?)
+                }
+                ProviderPlace::Label => {
+                    let label = config.label.clone();
+                    Arc::new(Label::new(Arc::clone(cluster), label))
                 }
                 remote => Arc::new(Remote::open(remote)?),
             };

@@ -112,6 +112,9 @@ impl Janitor {
             start(watches::JanitorWatch::Resources(kind));
         }
         start(watches::JanitorWatch::Marks);
+        for key in self.parts.board.config().label.keys() {
+            start(watches::JanitorWatch::Labelled(key.to_owned()));
+        }
         if let Some(resets) = &self.parts.board.config().resets {
             start(watches::JanitorWatch::Jobs(resets.namespace.clone()));
         }

@@ -27,6 +27,9 @@ pub(crate) enum JanitorWatch {
     /// Nodes that a resource has marked, listed once: the resource may have been deleted
     /// meanwhile.
     Marks,
+    /// Nodes with this label, by which their owner is asked: the patch that sets it may arrive
+    /// after its resource has ended.
+    Labelled(String),
 }
 
 // === impl JanitorWatch ===
@@ -43,7 +46,8 @@ impl JanitorWatch {
         let _ = match self {
             Self::Resources(kind) => resources(cluster, kind, sender, cancel).await,
             Self::Jobs(namespace) => of_jobs(cluster, &namespace, sender, cancel).await,
-            Self::Marks => marks(cluster, sender, cancel).await,
+            Self::Marks => marks(cluster, None, sender, cancel).await,
+            Self::Labelled(key) => marks(cluster, Some(&key), sender, cancel).await,
         };
     }
 }
@@ -183,18 +187,25 @@ pub(crate) async fn termination_message(
     messages.last().map(|message| (*message).to_owned())
 }
 
+/// Reports nodes with a mark: all once, or those with a label as long as the janitor runs.
 async fn marks(
     cluster: &Cluster,
+    label: Option<&str>,
     sender: &mpsc::Sender<Input>,
     cancel: CancellationToken,
 ) -> Option<()> {
     let nodes = ObjectKind::new("", "v1", "nodes");
-    let mut signals = cluster.watch::<Value>(Selection::of_kind(&nodes, None), cancel);
+    let nodes = Selection::of_kind(&nodes, None);
+    let nodes = match label {
+        Some(key) => nodes.with_labels(key),
+        None => nodes,
+    };
+    let mut signals = cluster.watch::<Value>(nodes, cancel);
     while let Some(signal) = signals.recv().await {
         match signal {
             Signal::Applied(node) => {
                 let annotations = &node["metadata"]["annotations"];
-                let marks = [keys::RESET_STOPPED, keys::HANDED_OVER];
+                let marks = [keys::RESET_STOPPED, keys::HANDED_OVER, keys::LABEL_REQUEST];
                 let marked = marks.iter().any(|key| annotations[key].is_string());
                 if let Some(name) = node["metadata"]["name"].as_str().filter(|_| marked) {
                     let marked = Input::NodeMarked(name.to_owned());
@@ -202,7 +213,7 @@ async fn marks(
                 }
             }
             // Later marks are handled by the board itself.
-            Signal::Listed => return Some(()),
+            Signal::Listed if label.is_none() => return Some(()),
             _ => {}
         }
     }

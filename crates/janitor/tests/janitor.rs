@@ -6,6 +6,8 @@
 mod generic;
 #[path = "janitor/grpc.rs"]
 mod grpc;
+#[path = "janitor/label.rs"]
+mod label;
 #[path = "janitor/lies.rs"]
 mod lies;
 #[path = "janitor/redfish.rs"]

@@ -184,7 +184,7 @@ impl Nodes {
         super::generic::set_boot(&self.cluster, name, "boot-1").await;
     }
 
-    async fn node(&self, name: &str) -> Value {
+    pub(crate) async fn node(&self, name: &str) -> Value {
         let nodes = ObjectKind::new("", "v1", "nodes");
         let node = self.cluster.object(&nodes, None, name).await.unwrap();
         node.unwrap()
