@@ -119,6 +119,10 @@ fn settings(
     let ingest = installation.ingest.as_ref();
     let labels = installation.labels.as_ref();
     let uses_tls = |transport: &Transport| matches!(transport, Transport::Tls { .. });
+    let asks_owners = config.is_some_and(|config| {
+        let mut rules = config.actions().filter_map(|action| config.rules(action));
+        rules.any(|rules| rules.provider == ProviderPlace::Label)
+    });
     let terminates = config.is_some_and(|config| config.rules(Action::Terminate).is_some());
     let all = [
         ("cluster", true),
@@ -139,6 +143,7 @@ fn settings(
         ("terminates", terminates),
         ("reboot-jobs", by == Some(&ProviderPlace::Generic)),
         ("redfish", by == Some(&ProviderPlace::Redfish)),
+        ("label", asks_owners),
         ("janitor", janitor.is_some()),
         ("resets", config.is_some_and(|it| it.resets.is_some())),
         ("validation", validation.is_some()),

@@ -4,6 +4,7 @@ use cluster::Removal;
 use contract::keys;
 use fleet::session::{Marks, foreign_session, undo};
 use maintenance::gpu_reset::Stopped;
+use maintenance::janitor::label;
 use maintenance::{handover, validation_request};
 use model::attempt::{RemediationMark, ResourceKind};
 use model::condition;
@@ -84,7 +85,8 @@ pub(super) fn plan(object: &Value, choice: Choice) -> Option<NodePlan> {
     }
     let taken_back = handover::left_behind(node, |_| false);
     let restored = Stopped::read(node).map(|stopped| stopped.put_back(node, false));
-    for later in [taken_back, restored].into_iter().flatten() {
+    let unasked = label::left_behind(node, |_| false);
+    for later in [taken_back, restored, unasked].into_iter().flatten() {
         change = change.then(later);
     }
     for key in node.annotations.keys() {
@@ -327,18 +329,23 @@ mod tests {
     }
 
     #[test]
-    fn hand_overs_and_stopped_services_are_undone() {
+    fn hand_overs_stopped_services_and_requests_by_labels_are_undone() {
         let mark = json!({"request": "r", "uid": "x", "managed": null});
         let stopped = json!({
             "request": "g", "uid": "y", "since": "2027-01-15T08:00:00Z",
             "labels": {"nvidia.com/gpu.deploy.dcgm": "true"},
         });
+        let asked = json!({"operation": "o", "bootId": "b", "key": "example.com/reboot"});
         let taint = json!({"key": keys::HANDED_OVER_TAINT, "value": "r", "effect": "NoSchedule"});
         let node = json!({
             "metadata": {
                 "name": "n1",
-                "labels": {keys::HANDED_OVER_LABEL: "false", "nvidia.com/gpu.deploy.dcgm": "false"},
+                "labels": {
+                    keys::HANDED_OVER_LABEL: "false", "nvidia.com/gpu.deploy.dcgm": "false",
+                    "example.com/reboot": "gpuwarden",
+                },
                 "annotations": {
+                    keys::LABEL_REQUEST: asked.to_string(),
                     keys::HANDED_OVER: mark.to_string(), keys::RESET_STOPPED: stopped.to_string(),
                     "other": "stays",
                 },

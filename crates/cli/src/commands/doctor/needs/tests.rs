@@ -159,6 +159,12 @@ fn a_janitor_needs_its_resources_and_what_its_provider_does() {
     let power_cycles = described(&format!("{bmc}{off}"));
     assert_eq!(power_cycles[..2], reboots);
     assert_eq!(power_cycles[2..], ["get nodes"]);
+    // The owner of the machine.
+    let label = "label: {reboot: example.com/reboot}\n";
+    let labelled = described(&format!("{label}{by_grpc}{off}"));
+    assert_eq!(labelled, power_cycles);
+    let elsewhere = format!("{label}rebootNodeController: {{enabled: false}}\n{off}");
+    assert_eq!(described(&elsewhere), [""; 0]);
 }
 
 #[test]

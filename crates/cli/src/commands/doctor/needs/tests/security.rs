@@ -117,6 +117,8 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
     add("reboots by Jobs", &janitor(only_reboots, None), &least);
     let bmc = format!("redfish: {{address: \"http://{{node}}\"}}\n{only_reboots}");
     add("`redfish`", &janitor(&bmc, None), &least);
+    let label = format!("label: {{reboot: a/b}}\n{base}");
+    add("`label`", &janitor(&label, None), &least);
     let resets = format!("{base}gpuResetController: {{resetJob: {{imageConfig: {{image: i}}}}}}\n");
     add("`gpuResetController`", &janitor(&resets, None), &least);
     let tested = janitor(&base, Some(VALIDATION));
