@@ -58,6 +58,8 @@ mod image;
 mod installed;
 #[path = "e2e/janitor.rs"]
 mod janitor;
+#[path = "e2e/janitor_labels.rs"]
+mod janitor_labels;
 #[path = "e2e/kubectl.rs"]
 mod kubectl;
 #[path = "e2e/labels.rs"]

@@ -304,6 +304,39 @@ async fn policies_over_objects_are_set_with_the_permissions_for_their_kinds() ->
 }
 
 #[tokio::test]
+async fn a_janitor_may_do_what_its_providers_need() -> anyhow::Result<()> {
+    let Some(helm) = Helm::of(None) else {
+        return Ok(());
+    };
+    let host = "global: {cspProviderHost: h:1}";
+    let (reboot, terminate) = ("label: {reboot: a/b}", "label: {terminate: a/c}");
+    for (config, reads, jobs) in [
+        ("rebootNodeController: {}".to_owned(), true, true),
+        (host.to_owned(), false, false),
+        (reboot.to_owned(), true, false),
+        (terminate.to_owned(), true, true),
+        (format!("{host}\n{reboot}"), true, false),
+        (format!("{host}\n{terminate}"), true, false),
+        (
+            format!("{host}\n{terminate}\nterminateNodeController: {{enabled: false}}"),
+            false,
+            false,
+        ),
+    ] {
+        let value = format!("janitor.config={config}");
+        let rendered = helm
+            .template(&["--set", "janitor.enabled=true", "--set", &value])
+            .await?;
+        let role = object(&rendered, "ClusterRole", "gpuwarden-controller").unwrap();
+        let verbs = texts(&role["rules"][0]["verbs"]);
+        assert_eq!(verbs.contains(&"get".to_owned()), reads, "{config}");
+        let role = object(&rendered, "Role", "gpuwarden-reboots");
+        assert_eq!(role.is_some(), jobs, "{config}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_agent_reaches_gpus_in_three_ways_and_takes_none() -> anyhow::Result<()> {
     let Some(helm) = Helm::of(None) else {
         return Ok(());
