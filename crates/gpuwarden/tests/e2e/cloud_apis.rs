@@ -165,7 +165,7 @@ impl<C: Cloud> Story<C> {
         let record = &shown["maintenances"][0];
         ensure!(record["vanished"].is_null(), "taken for gone: {record}");
         self.is(0, "MAINTENANCE_ONGOING").await?;
-        self.group.until_out(&[node.clone()]).await?;
+        self.group.until_out(std::slice::from_ref(&node)).await?;
         self.is_down.store(false, Ordering::Relaxed);
         self.group.kill().await?;
         self.until_apis("following").await?;

@@ -14,6 +14,7 @@ use testkit::{ControlPlane, Version, unique};
 
 use crate::machines::{self, Played, boots};
 use crate::remediation::of_node;
+use crate::stages::recovered;
 use crate::support::{SOON, Scene, event, install_crds, own_port, send_to, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
@@ -206,8 +207,7 @@ async fn a_fault_ends_in_one_reboot_through_kills_and_the_node_comes_back() -> a
         .node_until("the state remediation-succeeded", is)
         .await?;
     scene.product.restart().await?;
-    let recovered = scene.product.client(["inject", "recovery"]).await?;
-    recovered.expect(0)?;
+    recovered(&scene).await?;
     scene.restored().await?;
     assert_eq!(played.signals().len(), 1, "one request is one reboot");
     Ok(())

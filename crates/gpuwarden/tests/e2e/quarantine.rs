@@ -5,6 +5,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, KernelLog, Launch, NodeBuilder, Version};
 
+use crate::stages::recovered;
 use crate::support::{SOON, Scene, event, send_to, shape, xid};
 
 #[tokio::test]
@@ -79,11 +80,7 @@ async fn cordon_and_restore(plane: &ControlPlane) -> anyhow::Result<()> {
         .await?;
     assert_eq!(scene.product.client(["status"]).await?.code, Some(1));
 
-    scene
-        .product
-        .client(["inject", "recovery"])
-        .await?
-        .expect(0)?;
+    recovered(&scene).await?;
     scene.restored().await?;
     scene
         .product
@@ -115,6 +112,7 @@ async fn a_node_that_another_gpuwarden_quarantined_is_left_alone() -> anyhow::Re
     send(&ours, event(&ours.node, "0")).await?;
     ours.cordoned().await?;
     theirs.cordoned().await?;
+    ours.taken_in(1).await?;
     assert_eq!(
         ours.status().await?["fleet"]["applied"],
         1,
@@ -195,11 +193,7 @@ async fn a_line_in_the_real_kernel_log_cordons() -> anyhow::Result<()> {
     assert!(events.contains(log.token()), "{events}");
     // Lines written by programs are marked: user space cannot forge the kernel's facility.
     assert!(events.contains("from-user-space"), "{events}");
-    scene
-        .product
-        .client(["inject", "recovery"])
-        .await?
-        .expect(0)?;
+    recovered(&scene).await?;
     scene.restored().await
 }
 
@@ -264,11 +258,7 @@ async fn a_cordon_and_a_taint_that_were_there_before_stay() -> anyhow::Result<()
         json!([{"key": "gpu", "value": "bad", "effect": "NoSchedule", "preExisting": true}])
     );
     assert_eq!(node["spec"], scene.before["spec"]);
-    scene
-        .product
-        .client(["inject", "recovery"])
-        .await?
-        .expect(0)?;
+    recovered(&scene).await?;
     scene.restored().await
 }
 
@@ -308,11 +298,7 @@ async fn a_taint_comes_and_goes_while_others_change_theirs() -> anyhow::Result<(
         .await?;
     taints.insert(0, json!({"key": "theirs", "effect": "NoSchedule"}));
     scene.patch(json!({"spec": {"taints": taints}})).await?;
-    scene
-        .product
-        .client(["inject", "recovery"])
-        .await?
-        .expect(0)?;
+    recovered(&scene).await?;
     scene
         .node_until("only our taint to go", |node| {
             let keys: Vec<&str> = node["spec"]["taints"]
@@ -422,11 +408,7 @@ async fn a_dry_run_decides_and_writes_nothing() -> anyhow::Result<()> {
     };
     said("quarantine: cordon").await?;
     scene.restored().await?;
-    scene
-        .product
-        .client(["inject", "recovery"])
-        .await?
-        .expect(0)?;
+    recovered(&scene).await?;
     said("release: uncordon").await?;
     let story = scene.story().await?;
     assert_eq!(
@@ -543,11 +525,7 @@ async fn a_lost_store_does_not_give_a_quarantined_node_back() -> anyhow::Result<
     // The product takes the fault over from the node, and the recovery still closes it.
     scene.taken_in(1).await?;
     scene.cordoned().await?;
-    scene
-        .product
-        .client(["inject", "recovery"])
-        .await?
-        .expect(0)?;
+    recovered(&scene).await?;
     scene.restored().await
 }
 

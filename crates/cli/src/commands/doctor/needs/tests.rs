@@ -201,6 +201,7 @@ fn a_repair_makes_custom_resources_and_in_a_dry_run_none() {
 }
 
 #[test]
+#[allow(clippy::large_stack_arrays)] // Of seven installations.
 fn each_mode_needs_what_it_does_and_no_more() {
     let nodes = "list, watch nodes";
     let act_on_nodes = "list, watch, patch nodes";
