@@ -69,7 +69,7 @@ pub struct MaintenanceMonitor {
     /// Cluster in which nodes are marked whose maintenance may begin; `None` if none may begin before
     /// its time.
     marks: Option<Arc<Cluster>>,
-    /// Maintenances of which the book notes that the provider is told, before it is.
+    /// Maintenances that the book notes as told to the provider, before they are.
     noted: BTreeSet<String>,
     reporter: Reporter<Book>,
     records: watch::Sender<Arc<[Record]>>,

@@ -21,13 +21,15 @@ use super::{
 const REPORT: [&str; 2] = ["skip", "require"];
 
 /// Methods of the test kit, and of tests that share them, that report the skip, by type and name.
-const REPORT_METHODS: [[&str; 2]; 6] = [
+const REPORT_METHODS: [[&str; 2]; 8] = [
     ["ControlPlane", "shared"],
     ["ControlPlane", "private"],
     ["KernelLog", "lock"],
     ["Helm", "of"],
     ["Release", "cluster"],
     ["Release", "start"],
+    ["Story", "new"],
+    ["Machine", "new"],
 ];
 
 pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {

@@ -29,7 +29,7 @@ use crate::support::SOON;
 const INSTANCES: [&str; 3] = ["i-0", "i-1", "i-2"];
 
 /// A cloud with the maintenance that it announces.
-trait Cloud: Default + Send + 'static {
+trait Cloud: Send + 'static {
     /// Section of the configuration.
     const NAME: &'static str;
     /// Keys of the section beside those of every cloud.
@@ -65,13 +65,13 @@ struct Story<C> {
 
 impl<C: Cloud> Story<C> {
     /// Starts everything; `None` without a control plane.
-    async fn new() -> anyhow::Result<Option<Self>> {
+    async fn new(cloud: C) -> anyhow::Result<Option<Self>> {
         // A control plane of its own: the product takes all nodes for instances.
         let plane = ControlPlane::private(Version::V1_37, Options::default()).await?;
         let Some(plane) = plane else {
             return Ok(None);
         };
-        let cloud: Arc<Mutex<C>> = Arc::default();
+        let cloud = Arc::new(Mutex::new(cloud));
         let is_down: Arc<AtomicBool> = Arc::default();
         let (played, fails) = (Arc::clone(&cloud), Arc::clone(&is_down));
         let apis = Server::start(move |asked| {

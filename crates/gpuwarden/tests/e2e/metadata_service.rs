@@ -45,7 +45,7 @@ struct Namespace {
 }
 
 /// Metadata service of a cloud, with the maintenance that it announces.
-trait Service: Default + Send + 'static {
+trait Service: Send + 'static {
     /// Name of the cloud for the agent.
     const NAME: &'static str;
 
@@ -154,7 +154,7 @@ impl Drop for Namespace {
 // === impl Machine ===
 
 impl<S: Service> Machine<S> {
-    async fn new() -> anyhow::Result<Option<Self>> {
+    async fn new(service: S) -> anyhow::Result<Option<Self>> {
         // One of its own: the controller is responsible for all nodes.
         let plane = ControlPlane::private(Version::V1_37, testkit::Options::default()).await?;
         let (Some(plane), Some(namespace)) = (plane, Namespace::new()?) else {
@@ -166,7 +166,7 @@ impl<S: Service> Machine<S> {
         testkit::node(&node).create(&client).await?;
         let nodes: Api<Node> = Api::all(client.clone());
         reboot(&nodes, &node).await?;
-        let service: Arc<Mutex<S>> = Arc::default();
+        let service = Arc::new(Mutex::new(service));
         let played = Arc::clone(&service);
         let server = Server::on(namespace.bind(format!("{SERVICE}:80"))?, move |asked| {
             played.lock().unwrap().answer(asked)

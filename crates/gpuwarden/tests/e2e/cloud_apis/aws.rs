@@ -106,7 +106,7 @@ impl Aws {
 #[tokio::test]
 async fn a_node_leaves_before_a_maintenance_that_aws_announces_and_returns_after_it()
 -> anyhow::Result<()> {
-    let Some(mut story) = Story::<Aws>::new().await? else {
+    let Some(mut story) = Story::new(Aws::default()).await? else {
         return Ok(());
     };
     story

@@ -131,7 +131,7 @@ fn number(instance: &str) -> String {
 #[tokio::test]
 async fn a_node_leaves_before_a_maintenance_that_gcp_announces_and_returns_after_it()
 -> anyhow::Result<()> {
-    let Some(mut story) = Story::<Gcp>::new().await? else {
+    let Some(mut story) = Story::new(Gcp::default()).await? else {
         return Ok(());
     };
     story

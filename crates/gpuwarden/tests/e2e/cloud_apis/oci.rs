@@ -77,7 +77,7 @@ impl Oci {
 #[tokio::test]
 async fn a_node_leaves_before_a_maintenance_that_oci_announces_and_returns_after_it()
 -> anyhow::Result<()> {
-    let Some(mut story) = Story::<Oci>::new().await? else {
+    let Some(mut story) = Story::new(Oci::default()).await? else {
         return Ok(());
     };
     story

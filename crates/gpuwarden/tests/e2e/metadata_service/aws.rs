@@ -61,7 +61,7 @@ impl Aws {
 
 #[tokio::test]
 async fn a_machine_in_aws_leaves_before_its_event_and_returns_after_it() -> anyhow::Result<()> {
-    let Some(mut machine) = Machine::<Aws>::new().await? else {
+    let Some(mut machine) = Machine::new(Aws::default()).await? else {
         return Ok(());
     };
     let (hours, minutes) = (SignedDuration::from_hours(2), SignedDuration::from_mins(4));

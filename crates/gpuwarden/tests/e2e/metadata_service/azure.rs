@@ -65,7 +65,7 @@ impl Azure {
 
 #[tokio::test]
 async fn azure_begins_once_the_node_is_drained_and_the_node_returns() -> anyhow::Result<()> {
-    let Some(mut machine) = Machine::<Azure>::new().await? else {
+    let Some(mut machine) = Machine::new(Azure::default()).await? else {
         return Ok(());
     };
     // A job that has to end before the node is drained.

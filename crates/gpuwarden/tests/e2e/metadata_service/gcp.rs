@@ -58,7 +58,7 @@ impl Gcp {
 #[tokio::test]
 async fn a_machine_in_gcp_leaves_before_its_maintenance_and_returns_after_it() -> anyhow::Result<()>
 {
-    let Some(mut machine) = Machine::<Gcp>::new().await? else {
+    let Some(mut machine) = Machine::new(Gcp::default()).await? else {
         return Ok(());
     };
     let (hours, minutes) = (SignedDuration::from_hours(2), SignedDuration::from_mins(4));
