@@ -124,7 +124,7 @@ fn a_node_is_deleted_only_after_its_owner_has_removed_the_label() {
     scene.answer(ProviderAnswer::Sent(Ok("boot-1".to_owned())));
     assert_eq!(scene.says("SignalSent"), "True Succeeded");
     assert_eq!((&*scene.ended(), &scene.last[..]), ("", &[][..]));
-    // Its owner may delete the node.
+    // The owner may delete the node.
     let (mut scene, _) = pending(Action::Terminate);
     scene.node(None);
     assert_eq!(scene.ended(), "Succeeded");
