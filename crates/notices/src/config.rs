@@ -29,8 +29,6 @@ const MAX_NUMBER: i64 = 1_000_000;
 /// Configuration of the monitor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MaintenanceConfig {
-    /// Pause between two polls.
-    pub poll: SignedDuration,
     /// Times of all maintenances.
     pub settings: Settings,
     /// Name of the cluster, for people.
@@ -119,7 +117,6 @@ impl MaintenanceConfig {
         };
         let actions = actions(&file.actions, &mut findings);
         findings.result(Self {
-            poll,
             settings,
             cluster_name: file.cluster_name,
             requests: file.requests,

@@ -101,7 +101,7 @@ impl Report {
     }
 
     /// Fills in an event of the check [`keys::CHECK_CSP_MAINTENANCE`]. `action` returns the
-    /// action that a kind of maintenance recommends.
+    /// action that a kind of maintenance recommends, once the node is to be out of service.
     pub fn fill(&self, event: &mut HealthEvent, action: impl Fn(Kind) -> RecommendedAction) {
         event.is_healthy = self.healthy;
         event.is_fatal = self.is_fatal();
@@ -110,7 +110,8 @@ impl Report {
             return;
         };
         event.message = self.message(about);
-        if !self.healthy {
+        // Before that, an action such as REPLACE_VM would take the node out.
+        if self.is_fatal() {
             event.recommended_action = action(about.kind).into();
         }
         if !about.resource.1.is_empty() {

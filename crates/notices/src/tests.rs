@@ -139,7 +139,10 @@ impl World {
 
 fn event(report: &Report) -> HealthEvent {
     let mut event = HealthEvent::default();
-    report.fill(&mut event, |_| RecommendedAction::None);
+    report.fill(&mut event, |kind| match kind {
+        Kind::Replacement => RecommendedAction::ReplaceVm,
+        _ => RecommendedAction::None,
+    });
     event
 }
 
@@ -219,6 +222,16 @@ fn an_announcement_is_an_event_of_the_contract() {
     assert_eq!(record["cspStatus"], "Scheduled");
     assert_eq!(record["maintenanceType"], "SCHEDULED");
     assert_eq!(record["scheduledStartTime"], "2027-01-15T09:40:00Z");
+    // An action such as REPLACE_VM would take the node out: only a fatal event has one.
+    let reports = world
+        .book
+        .step(|_| Some(node(true, "b1")), &SETTINGS, 100, at(90));
+    let event = self::event(&reports[0]);
+    assert!(event.is_fatal);
+    assert_eq!(
+        event.recommended_action,
+        RecommendedAction::ReplaceVm as i32
+    );
 }
 
 #[test]
