@@ -5,7 +5,7 @@
 //! Cloud::poll --> Answer for each API: Told { announced: notice + Instance } or a Failure
 //! ```
 //!
-//! The caller (`controller/maintenance.rs`) finds the node of each instance ([`Instance`]), keeps the
+//! The caller (`controller/maintenance/apis.rs`) finds the node of each instance ([`Instance`]), keeps the
 //! time of the last success of each source, and brings the notices into the book of `notices`. A poll
 //! that fails says nothing about any maintenance; the next one covers its window.
 //!
