@@ -296,6 +296,8 @@ impl NodeView {
         let (mut node, mut object) = (self.clone(), self.object());
         if let Some(unschedulable) = change.unschedulable {
             node.unschedulable = unschedulable;
+            // The API server records who did.
+            node.cordoned_by = None;
         }
         node.taints
             .retain(|on_node| !change.remove_taints.contains(&on_node.taint));

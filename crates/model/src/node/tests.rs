@@ -191,3 +191,20 @@ proptest! {
         prop_assert_eq!(merged, node);
     }
 }
+
+#[test]
+fn a_cordon_that_was_changed_here_is_nobodys_yet() {
+    let object = json!({
+        "metadata": {"name": "n", "managedFields": [
+            {"manager": "kubectl-cordon", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}},
+        ]},
+        "spec": {"unschedulable": true},
+    });
+    let node = NodeView::from_object(object).unwrap();
+    assert_eq!(node.cordoned_by.as_deref(), Some("kubectl-cordon"));
+    let change = NodeChange {
+        unschedulable: Some(false),
+        ..NodeChange::default()
+    };
+    assert_eq!(node.after(&change).cordoned_by, None);
+}
